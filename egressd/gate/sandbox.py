@@ -1,0 +1,32 @@
+"""One sandbox as its worker knows it: policy, names, budgets and live connections, none of them shared with another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from egressd.gate.dns.synthetic import SyntheticNames
+from egressd.gate.limits import Budget
+from egressd.policy.compile import CompiledPolicy
+from egressd.policy.reasons import Reason
+
+
+class Live(Protocol):
+    """Something open that a revocation must be able to end."""
+
+    def cut(self, reason: Reason) -> None:
+        """End it at once, on both sides, and see that its `end` record gives `reason`."""
+
+
+@dataclass(slots=True)
+class Sandbox:
+    """A workload's whole state in this worker; `policy` is swapped whole on reload."""
+
+    id: str
+    policy: CompiledPolicy
+    names: SyntheticNames
+    budget: Budget
+    labels: dict[str, str] = field(default_factory=dict)
+    traceparent: str | None = None
+    live: set[Live] = field(default_factory=set)
+    revoked: bool = False

@@ -1,0 +1,29 @@
+"""What control tells a worker about itself: limits, deadlines and how names are answered."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+KiB = 1024
+
+
+class Settings(BaseModel):
+    """The worker's settings; times in seconds, sizes in bytes, counts per sandbox."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dns_denied: Literal["explain", "nxdomain"] = "explain"
+    dns_upstream: str = "system"
+    dns_timeout: float = Field(default=5.0, gt=0)
+    dns_names: int = Field(default=16_384, gt=0, le=16_384)
+    dns_queries_per_minute: int = Field(default=6_000, gt=0)
+    first_bytes_timeout: float = Field(default=10.0, gt=0)
+    head_timeout: float = Field(default=15.0, gt=0)
+    head_bytes: int = Field(default=64 * KiB, gt=0)
+    handshake_timeout: float = Field(default=10.0, gt=0)
+    connect_timeout: float = Field(default=10.0, gt=0)
+    idle_timeout: float = Field(default=900.0, gt=0)
+    connections: int = Field(default=512, gt=0)
+    upstream_ca: str | None = None

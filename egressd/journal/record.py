@@ -1,0 +1,133 @@
+"""The record: the schema of one journal line, and how an attempt becomes one.
+
+A record is a flat JSON object on one line, ASCII only (`ensure_ascii`), so that no byte a sandbox chose can forge, hide or break
+a line. Text that was not valid UTF-8 is kept by backslash escapes; long text is cut, with its length and a hash.
+
+Events: `decision` (one for each attempt, written before the first upstream byte), `end` (at close), `lost` (records that
+the kernel or a limit dropped, counted), `sandbox` (created, ready, gone), `policy` (loaded, refused).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import hashlib
+import json
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from egressd.policy.attempt import Decision
+
+SCHEMA = 1
+TEXT_LIMIT = 1024
+"""Longest text kept in one field, in characters; the rest is replaced by its length and a hash."""
+
+type Layer = Literal["dns", "connection", "request", "packet"]
+type Event = Literal["decision", "end", "lost", "sandbox", "policy"]
+
+
+def new_id() -> str:
+    """Return a fresh attempt id: 48 bits of time in milliseconds and 64 random bits, 28 hex digits, so that ids sort by time."""
+    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(8)}"
+
+
+def clip(text: str | bytes, limit: int = TEXT_LIMIT) -> str:
+    """Return `text` fit for a record: undecodable bytes as backslash escapes, cut at `limit` with length and hash."""
+    if isinstance(text, bytes):
+        raw = text
+        text = text.decode("utf-8", "backslashreplace")
+    else:
+        raw = text.encode("utf-8", "surrogatepass")
+        text = raw.decode("utf-8", "backslashreplace")
+    if len(text) <= limit:
+        return text
+    return f"{text[:limit]}…[{len(raw)} bytes, sha256 {hashlib.sha256(raw).hexdigest()[:16]}]"
+
+
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """One line of the journal; fields that are None are left out.
+
+    `time` is RFC 3339 UTC in microseconds and is set at creation; `seq` is set by control when it writes. `place` is `file:line`.
+    `host` is the judged name in normal form, `host_raw` what was sent when that differs or does not parse. `address` and `port` are what the
+    sandbox dialled; `upstream` what egressd dialled. `count` folds repeats. Bytes are payload bytes, `up` from the sandbox.
+    """
+
+    event: Event
+    sandbox: str
+    attempt_id: str
+    root_id: str
+    layer: Layer | None = None
+    channel: str | None = None
+    verdict: str | None = None
+    reason: str | None = None
+    rule: str | None = None
+    place: str | None = None
+    treatment: str | None = None
+    would_deny: bool | None = None
+    profile: str | None = None
+    policy: str | None = None
+    labels: dict[str, str] | None = None
+    traceparent: str | None = None
+    host: str | None = None
+    host_raw: str | None = None
+    address: str | None = None
+    port: int | None = None
+    scheme: str | None = None
+    sni: str | None = None
+    alpn: str | None = None
+    method: str | None = None
+    path: str | None = None
+    query: str | None = None
+    qtype: str | None = None
+    protocol: str | None = None
+    count: int | None = None
+    status: int | None = None
+    upstream: str | None = None
+    bytes_up: int | None = None
+    bytes_down: int | None = None
+    duration_ms: float | None = None
+    detail: str | None = None
+    time: str = dataclasses.field(default_factory=lambda: timestamp(time.time()))
+    schema: int = SCHEMA
+    seq: int | None = None
+
+    def decided(self, decision: Decision) -> Record:
+        """Fill in verdict, reason, rule, place and treatment from a decision; returns self."""
+        self.verdict = decision.verdict
+        self.reason = decision.reason.value
+        self.treatment = decision.treatment
+        if decision.would_deny:
+            self.would_deny = True
+        if decision.entry is not None:
+            self.rule = decision.entry.id
+            self.place = decision.entry.place
+        return self
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the record as a JSON-ready mapping in field order, long or undecodable text clipped, without empty fields."""
+        result: dict[str, Any] = {}
+        for name in FIELDS:
+            value = getattr(self, name)
+            if value is None:
+                continue
+            result[name] = clip(value) if isinstance(value, str) else value
+        return result
+
+
+FIELDS = ("time", "schema", "seq", "event") + tuple(
+    field.name for field in dataclasses.fields(Record) if field.name not in {"time", "schema", "seq", "event"}
+)
+"""Every field of a record in the order it is written."""
+
+
+def timestamp(seconds: float) -> str:
+    """Return RFC 3339 UTC with microseconds for a Unix time."""
+    return dt.datetime.fromtimestamp(seconds, dt.UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def to_line(fields: dict[str, Any]) -> bytes:
+    """Return the journal line of a record's mapping: ASCII JSON and one newline."""
+    return json.dumps(fields, ensure_ascii=True, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"

@@ -1,0 +1,1 @@
+"""The law: pure functions from rules and attempts to decisions."""

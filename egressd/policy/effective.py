@@ -1,0 +1,83 @@
+"""The effective policy of one sandbox: flat, resolved entries, the form in which policy travels from control to worker.
+
+`rulefiles` makes it from a profile, its services and the organisation file; `compile` makes a `CompiledPolicy` of it.
+It is plain data in normal form (names as `parse_pattern` prints them, requests as written, networks without host bits), so that
+its canonical JSON has a digest that stands for the policy in every record.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Effect = Literal["allow", "deny", "ask"]
+Scheme = Literal["https", "http"]
+Treatment = Literal["inspect", "tunnel", "relay"]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Rate(_Frozen):
+    """A token bucket: `amount` units per `seconds`; bytes where the limit counts bytes."""
+
+    amount: int = Field(gt=0)
+    seconds: int = Field(gt=0)
+
+
+class EntryLimits(_Frozen):
+    """Limits of one entry or of the whole profile; None means no limit of that kind."""
+
+    requests: Rate | None = None
+    upload: Rate | None = None
+    download: Rate | None = None
+    new_hosts: Rate | None = None
+    connections: int | None = Field(default=None, gt=0)
+
+
+class EffectiveEntry(_Frozen):
+    """One rule after resolution.
+
+    `place` is `file:line` of the entry in the profile or organisation file; `via` that of the service or list it came from.
+    Exactly one of `hosts`, `public_web`, or `addresses` alone selects the destination; `addresses` beside `hosts` confines where
+    the hosts may resolve. `ports` is always filled in (443 for https, 80 for http where the file says nothing).
+    `requests` is empty unless the treatment is `inspect` (allow, ask) or the deny names requests.
+    """
+
+    id: str
+    place: str
+    effect: Effect
+    origin: Literal["profile", "organisation"] = "profile"
+    via: str | None = None
+    hosts: tuple[str, ...] = ()
+    addresses: tuple[str, ...] = ()
+    public_web: bool = False
+    schemes: tuple[Scheme, ...] = ("https",)
+    ports: tuple[int, ...] = (443,)
+    treatment: Treatment = "inspect"
+    requests: tuple[str, ...] = ()
+    credential: str | None = None
+    limits: EntryLimits = EntryLimits()
+    expires: dt.date | None = None
+    because: str | None = None
+    approvers: tuple[str, ...] = ()
+
+
+class EffectivePolicy(_Frozen):
+    """Everything that binds one sandbox, in file order (organisation entries first)."""
+
+    schema_version: Literal[1] = 1
+    profile: str
+    owner: str | None = None
+    mode: Literal["enforce", "observe"] = "enforce"
+    observe_until: dt.date | None = None
+    entries: tuple[EffectiveEntry, ...] = ()
+    limits: EntryLimits = EntryLimits()
+
+    def digest(self) -> str:
+        """Return the first 16 hex digits of the SHA-256 of the canonical JSON: the policy's name in records."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
