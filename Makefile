@@ -1,0 +1,52 @@
+# egressd: `make demo` shows it at work, `make test` proves it, `make check` is the fast half.
+# Needs Linux and Python >= 3.12; all else is installed (Debian packages only when root).
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+BIN := .venv/bin
+PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
+export PATH
+ARGS ?=
+
+.PHONY: help demo test check bench soak image clean packages
+
+help: ## this list
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+demo: .venv/ready packages ## real tools in a sandbox, allowed and refused; ARGS="--json --keep"
+	@$(BIN)/egressd demo $(ARGS)
+
+test: .venv/ready packages ## every test but the soaks; ARGS="-k names -x"
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: .venv/ready ## formatting, lint and types; no test runs
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+bench: .venv/ready packages ## there are no benchmarks yet: times the test suite's slowest parts
+	@echo 'bench: no benchmark exists yet; these are the 25 slowest tests, which bound nothing.'
+	@$(BIN)/python -m pytest -q --durations=25 $(ARGS)
+
+soak: .venv/ready packages ## the tests that run for minutes
+	@$(BIN)/python -m pytest -m soak --timeout=1800 $(ARGS) || \
+	    { status=$$?; [ $$status = 5 ] && echo 'soak: no soak test exists yet, so nothing was shown.'; exit $$status; }
+
+image: ## the container image, by podman or docker
+	@engine=$$(command -v podman || command -v docker) || \
+	    { echo 'no podman and no docker.' >&2; echo 'hint: apt-get install podman' >&2; exit 3; }; \
+	"$$engine" build -f Containerfile -t egressd:dev .
+
+clean: ## everything that make made
+	@rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+
+packages:
+	@tools/packages
+
+.venv/ready: pyproject.toml tools/venv tools/python
+	@tools/venv
+	@touch $@
