@@ -1,0 +1,1 @@
+"""egressd: the only route out of a sandbox."""

@@ -1,0 +1,1 @@
+"""Control: the trusted process that holds keys, rules and journal and starts the workers."""
