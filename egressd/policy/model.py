@@ -1,8 +1,8 @@
 """What a rule file may say: profiles, services and the organisation file as pydantic models.
 
 These models hold the shape and what can be judged of one value alone; what needs other keys, other files,
-the public suffixes or IDNA is judged in `rulefiles`, where places are known. Unknown keys are errors everywhere:
-a mistyped key must never widen a rule.
+the public suffixes or IDNA is judged in `rulefiles`, where places are known. Unknown keys are errors
+everywhere: a mistyped key must never widen a rule.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictStr, WithJsonSchema
-from pydantic_core import PydanticCustomError
 
 from egressd.policy.effective import EntryLimits, Rate, Scheme, Treatment
 
@@ -25,6 +24,14 @@ _RATE = re.compile(r"([0-9]{1,15})([A-Za-z]*)/([a-z]+)")
 
 _SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 _BYTES = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+class UnfitError(ValueError):
+    """A value that a rule file may not hold; `code` is the problem's code, the text says what is right."""
+
+    def __init__(self, code: str, says: str) -> None:
+        super().__init__(says)
+        self.code = code
 
 
 def parse_rate(text: object, *, counts_bytes: bool) -> Rate:
@@ -51,14 +58,14 @@ def _count_rate(value: object) -> Rate:
     try:
         return parse_rate(value, counts_bytes=False)
     except ValueError as error:
-        raise PydanticCustomError("bad_limit", "{says}", {"says": str(error)}) from None
+        raise UnfitError("bad_limit", str(error)) from None
 
 
 def _byte_rate(value: object) -> Rate:
     try:
         return parse_rate(value, counts_bytes=True)
     except ValueError as error:
-        raise PydanticCustomError("bad_limit", "{says}", {"says": str(error)}) from None
+        raise UnfitError("bad_limit", str(error)) from None
 
 
 def _date(value: object) -> dt.date:
@@ -69,7 +76,7 @@ def _date(value: object) -> dt.date:
             return dt.date.fromisoformat(value)
     except ValueError:
         pass
-    raise PydanticCustomError("bad_date", "a day is written like 2027-03-31 and exists in the calendar")
+    raise UnfitError("bad_date", "a day is written like 2027-03-31 and exists in the calendar")
 
 
 def _moment(value: object) -> dt.datetime:
@@ -80,17 +87,14 @@ def _moment(value: object) -> dt.datetime:
             return moment if moment.tzinfo else moment.replace(hour=12, tzinfo=dt.UTC)
     except ValueError:
         pass
-    raise PydanticCustomError("bad_date", "a time is written like 2027-03-31 or 2027-03-31T18:00Z (UTC)")
+    raise UnfitError("bad_date", "a time is written like 2027-03-31 or 2027-03-31T18:00Z (UTC)")
 
 
 def _id(value: str) -> str:
     if _ID.fullmatch(value) and len(value) <= 64:
         return value
-    raise PydanticCustomError(
-        "bad_id",
-        "small letters, digits and single hyphens, at most 64: {proposal}",
-        {"proposal": slug(value) or "my-rule"},
-    )
+    proposal = slug(value) or "my-rule"
+    raise UnfitError("bad_id", f"small letters, digits and single hyphens, at most 64, like {proposal}")
 
 
 def slug(text: str) -> str:
@@ -101,13 +105,13 @@ def slug(text: str) -> str:
 def _port(value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 65535:
         return value
-    raise PydanticCustomError("bad_port", "a port is a number from 1 to 65535")
+    raise UnfitError("bad_port", "a port is a number from 1 to 65535")
 
 
 def _schema(value: object) -> Literal[1]:
     if isinstance(value, int) and not isinstance(value, bool) and value == 1:
         return 1
-    raise PydanticCustomError("bad_schema", "this egressd reads `schema: 1`")
+    raise UnfitError("bad_schema", "this egressd reads `schema: 1`")
 
 
 _RATE_SCHEMA = WithJsonSchema({"type": "string", "pattern": r"^[0-9]{1,15}/(second|minute|hour|day)$"})
@@ -212,7 +216,7 @@ class AskEntry(PermittingEntry):
 
 
 class DenyEntry(Entry):
-    """A destination that may not be reached, whatever allows it: on every port and scheme unless some are named."""
+    """A destination that may not be reached, whatever allows it; all ports and schemes if it names none."""
 
     requests: Texts | None = Field(
         None, description="only these requests are denied; everything when left out"
@@ -273,7 +277,7 @@ class OrganisationFile(Said):
 
 
 class Parameter(Said):
-    """A value that a profile gives to a service; `{name}` stands for it, and for `names` `{name}` does too."""
+    """A value that a profile gives to a service; `{name}` stands for it, for `names` too."""
 
     type: ParameterType
     values: Values | None = Field(None, description="the choices of an enum")

@@ -44,7 +44,7 @@ class Document:
         return node.place
 
     def key_place(self, *steps: Step) -> Place:
-        """Return where the last step's key stands (in a list the value itself), or the nearest thing around it."""
+        """Return where the last step's key stands (in a list the value), or the nearest thing around it."""
         node = self.root
         for index, step in enumerate(steps):
             if isinstance(step, str) and step in node.keys and index == len(steps) - 1:

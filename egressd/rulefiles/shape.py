@@ -1,17 +1,16 @@
-"""A document held against its model: pydantic's errors as problems with places, in words for the people who write rules."""
+"""A document held against its model: pydantic's errors as problems with places, in words for rule writers."""
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from typing import Any, TypeAliasType, get_args
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
+from egressd.policy.model import UnfitError
 from egressd.rulefiles.document import Document, Step
 from egressd.rulefiles.problems import Code, Findings, quoted
-
-_OWN_CODES = {code.value: code for code in Code}
 
 _MEANT = {
     "host": "hosts",
@@ -58,7 +57,7 @@ _EXPECTED = {
 
 
 def fit[M: BaseModel](document: Document, model: type[M], findings: Findings) -> M | None:
-    """Return the document as `model`, or None after adding a problem for each thing that does not fit. Total."""
+    """Return the document as `model`, or None after adding a problem for all that does not fit. Total."""
     try:
         return model.model_validate(document.data)
     except ValidationError as error:
@@ -81,7 +80,9 @@ def did_you_mean(word: str, known: list[str]) -> str:
     return f" (did you mean {near!r}?)" if near else ""
 
 
-def _report(detail: ErrorDetails, document: Document, model: type[BaseModel], findings: Findings) -> None:
+def _report(
+    detail: Mapping[str, Any], document: Document, model: type[BaseModel], findings: Findings
+) -> None:
     steps = tuple(detail["loc"])
     kind = detail["type"]
     place = document.place(*steps)
@@ -92,27 +93,25 @@ def _report(detail: ErrorDetails, document: Document, model: type[BaseModel], fi
 
 
 def _explained(
-    detail: ErrorDetails, kind: str, steps: tuple[Step, ...], model: type[BaseModel]
+    detail: Mapping[str, Any], kind: str, steps: tuple[Step, ...], model: type[BaseModel]
 ) -> tuple[Code, str, str]:
     context: dict[str, Any] = detail.get("ctx", {})
     given = detail["input"]
     if kind == "extra_forbidden":
         known = _known_keys(model, steps[:-1])
         word = str(steps[-1])
-        return (
-            Code.UNKNOWN_KEY,
-            f"{quoted(word)}{did_you_mean(word, known)}",
-            f"known here: {', '.join(known)}",
-        )
+        near = did_you_mean(word, known)
+        return Code.UNKNOWN_KEY, f"{quoted(word)}{near}", "" if near else f"known here: {', '.join(known)}"
     if kind == "missing":
         return (
             Code.MISSING_KEY,
             f"{quoted(str(steps[-1]))} is missing",
             "write `schema: 1`" if steps[-1] == "schema" else "",
         )
-    if kind in _OWN_CODES:
+    own = context.get("error")
+    if isinstance(own, UnfitError):
         shown = "" if isinstance(given, dict | list) else f"{quoted(given)}: "
-        return _OWN_CODES[kind], f"{shown}{detail['msg']}", ""
+        return Code(own.code), f"{shown}{own}", ""
     if kind in ("too_short", "string_too_short"):
         thing = "text" if kind == "string_too_short" else "list" if isinstance(given, list) else "mapping"
         return (

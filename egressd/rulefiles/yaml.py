@@ -1,8 +1,9 @@
-"""Strict YAML: bytes in, positions and plain values out, and every doubtful construct a problem with its place.
+"""Strict YAML: bytes in, values with places out, and every doubtful construct a problem with its place.
 
-The events of libyaml are put together here rather than by a YAML constructor, because what a security policy means must not depend on
-the reader: no duplicate keys, no anchors, aliases, merge keys, tags or directives, one document, YAML 1.2's core schema for plain
-scalars (`scalars`), no empty values, a bounded size and depth. Nothing here recurses on input, so that depth costs no stack.
+The events of libyaml are put together here rather than by a YAML constructor, because what a security policy
+means must not depend on the reader: no duplicate keys, no anchors, aliases, merge keys, tags or directives,
+one document, YAML 1.2's core schema for plain scalars (`scalars`), no empty values, a bounded size and depth.
+Reading does not recurse, so that depth costs no stack.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MOST_DEPTH = 32
 
 
 def load_document(content: bytes, path: str, findings: Findings) -> Document | None:
-    """Return the document in `content`, or None when its problems (all added to `findings`) leave nothing to judge. Total."""
+    """Return the document in `content`, or None after adding its problems to `findings`. Total."""
     text = _text(content, path, findings)
     if text is None:
         return None
@@ -46,7 +47,7 @@ def load_document(content: bytes, path: str, findings: Findings) -> Document | N
 
 
 def load_model[M: BaseModel](path: Path, model: type[M]) -> M | Problems:
-    """Read the YAML file at `path` and return it as `model`, or all its problems; never raises on what the file holds."""
+    """Read the YAML file at `path` as `model`, or return all its problems. Total."""
     findings = Findings()
     name = str(path)
     content = read_bytes(path, name, findings)
@@ -57,7 +58,7 @@ def load_model[M: BaseModel](path: Path, model: type[M]) -> M | Problems:
 def parse_model[M: BaseModel](
     content: bytes, path: str, model: type[M], findings: Findings
 ) -> tuple[M, Document] | None:
-    """Return `content` as `model` together with its places, or None after adding its problems to `findings`. Total."""
+    """Return `content` as `model` with its places, or None after adding its problems to `findings`. Total."""
     document = load_document(content, path, findings)
     if document is None:
         return None
@@ -66,7 +67,7 @@ def parse_model[M: BaseModel](
 
 
 def read_bytes(path: Path, name: str, findings: Findings) -> bytes | None:
-    """Return the file's bytes, one more than the most that is read at most; None and a problem when it cannot be read."""
+    """Return the file's bytes (of one too large, only the beginning), or None after adding the problem."""
     try:
         if not path.is_file():  # a FIFO or a device would block, or never end
             reason = "it is not a regular file" if path.exists() else "there is no such file"
@@ -139,7 +140,7 @@ def _syntax(error: yaml.MarkedYAMLError, text: str, path: str, findings: Finding
 
 
 _SYNTAX_HINTS = {
-    "did not find expected alphabetic or numeric character": 'a text that begins with * or & needs quotes: "*.example.org"',
+    "did not find expected alphabetic or numeric character": "a text that begins with * or & needs quotes",
     "mapping values are not allowed in this context": "a text that holds `: ` needs quotes",
     "found character that cannot start any token": "a text that begins with @, ` or % needs quotes",
     "did not find expected ',' or '}'": "a text that holds `,` `{` or `}` needs quotes",
@@ -149,7 +150,7 @@ _SYNTAX_HINTS = {
 
 @dataclass(slots=True)
 class _Open:
-    """A list or mapping not yet closed; `key` waits for its value, `seen` false while a refused key's value passes by."""
+    """A list or mapping not yet closed; in a mapping `key` (None when refused) waits for its value."""
 
     node: Node
     key: str | None = None
@@ -296,4 +297,4 @@ class _Builder:
 
 def _place(event: yaml.Event) -> Place:
     mark = event.start_mark
-    return Place(mark.line + 1, mark.column + 1)
+    return Place(mark.line + 1, mark.column + 1) if mark is not None else Place()
