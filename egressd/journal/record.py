@@ -1,10 +1,12 @@
 """The record: the schema of one journal line, and how an attempt becomes one.
 
-A record is a flat JSON object on one line, ASCII only (`ensure_ascii`), so that no byte a sandbox chose can forge, hide or break
-a line. Text that was not valid UTF-8 is kept by backslash escapes; long text is cut, with its length and a hash.
+A record is a flat JSON object on one line, printable ASCII only, so that no byte a sandbox chose can forge,
+hide or break a line. Text that was not valid UTF-8 is kept by backslash escapes; long text is cut, with its
+length and a hash.
 
-Events: `decision` (one for each attempt, written before the first upstream byte), `end` (at close), `lost` (records that
-the kernel or a limit dropped, counted), `sandbox` (created, ready, gone), `policy` (loaded, refused).
+Events: `decision` (one for each attempt, written before the first upstream byte), `end` (at close), `lost`
+(records that the kernel or a limit dropped, counted), `sandbox` (created, ready, gone), `policy` (loaded,
+refused).
 """
 
 from __future__ import annotations
@@ -29,12 +31,14 @@ type Event = Literal["decision", "end", "lost", "sandbox", "policy"]
 
 
 def new_id() -> str:
-    """Return a fresh attempt id: 48 bits of time in milliseconds and 64 random bits, 28 hex digits, so that ids sort by time."""
+    """Return a fresh attempt id: 28 hex digits; 48 bits of milliseconds (ids sort by time), 64 random."""
     return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(8)}"
 
 
 def clip(text: str | bytes, limit: int = TEXT_LIMIT) -> str:
-    """Return `text` fit for a record: undecodable bytes as backslash escapes, cut at `limit` with length and hash."""
+    """Return `text` fit for a record: undecodable bytes escaped, cut at `limit` with length and hash."""
+    if isinstance(text, str) and len(text) <= limit and text.isascii():
+        return text
     if isinstance(text, bytes):
         raw = text
         text = text.decode("utf-8", "backslashreplace")
@@ -50,9 +54,11 @@ def clip(text: str | bytes, limit: int = TEXT_LIMIT) -> str:
 class Record:
     """One line of the journal; fields that are None are left out.
 
-    `time` is RFC 3339 UTC in microseconds and is set at creation; `seq` is set by control when it writes. `place` is `file:line`.
-    `host` is the judged name in normal form, `host_raw` what was sent when that differs or does not parse. `address` and `port` are what the
-    sandbox dialled; `upstream` what egressd dialled. `count` folds repeats. Bytes are payload bytes, `up` from the sandbox.
+    `time` is RFC 3339 UTC in microseconds and is set at creation; `seq` is set by control when it writes.
+    `place` is `file:line`. `host` is the judged name in normal form, `host_raw` what was sent when that
+    differs or does not parse. `address` and `port` are what the sandbox dialled; `upstream` what egressd
+    dialled. `count` folds repeats. Bytes are payload bytes, `up` from the sandbox. docs/records.md explains
+    each field.
     """
 
     event: Event
@@ -107,7 +113,7 @@ class Record:
         return self
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the record as a JSON-ready mapping in field order, long or undecodable text clipped, without empty fields."""
+        """Return the fields that are set, in order and JSON-ready, with long or undecodable text clipped."""
         result: dict[str, Any] = {}
         for name in FIELDS:
             value = getattr(self, name)
@@ -117,17 +123,22 @@ class Record:
         return result
 
 
-FIELDS = ("time", "schema", "seq", "event") + tuple(
-    field.name for field in dataclasses.fields(Record) if field.name not in {"time", "schema", "seq", "event"}
-)
+_FIRST = ("time", "schema", "seq", "event")
+FIELDS = (*_FIRST, *(field.name for field in dataclasses.fields(Record) if field.name not in _FIRST))
 """Every field of a record in the order it is written."""
 
 
 def timestamp(seconds: float) -> str:
     """Return RFC 3339 UTC with microseconds for a Unix time."""
-    return dt.datetime.fromtimestamp(seconds, dt.UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    moment = dt.datetime.fromtimestamp(seconds, dt.UTC)
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+_JSON = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), allow_nan=False)
 
 
 def to_line(fields: dict[str, Any]) -> bytes:
-    """Return the journal line of a record's mapping: ASCII JSON and one newline."""
-    return json.dumps(fields, ensure_ascii=True, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
+    """Return the journal line of a record's mapping: printable ASCII JSON and one newline."""
+    text = _JSON.encode(fields)
+    # JSON leaves DEL alone, terminals do not; inside JSON it can stand in a string only
+    return text.replace("\x7f", "\\u007f").encode("ascii") + b"\n"
