@@ -1,6 +1,7 @@
 """One accepted connection: what the door has learned of it, and how its records are made.
 
-The fields fill up in one direction: socket → destination → first bytes → decision. Nothing here is taken from the peer's address:
+The fields fill up in one direction: socket → destination → first bytes → decision. Nothing here is taken from the peer's
+address:
 the listener says which sandbox it is.
 """
 
@@ -17,7 +18,9 @@ from egressd.journal.record import Event, Layer, Record, new_id
 from egressd.policy.attempt import DENIED, Address, Decision, Name
 from egressd.policy.names import format_host
 
-if TYPE_CHECKING:  # the two are handed in by the worker; importing them here would make a cycle through the door
+if (
+    TYPE_CHECKING
+):  # the two are handed in by the worker; importing them here would make a cycle through the door
     from egressd.gate.dialer import Dialer
     from egressd.gate.tls.leaves import Leaves
 
@@ -38,7 +41,8 @@ class Services:
 class Destination:
     """Where the sandbox wants to go.
 
-    `proved` is the name that the destination itself proves (synthetic address, CONNECT, absolute-form target), None for a literal address.
+    `proved` is the name that the destination itself proves (synthetic address, CONNECT, absolute-form target), None for a
+    literal address.
     `address` is what was dialled, None when only a name was given.
     """
 

@@ -123,11 +123,16 @@ WORDS: dict[Reason, Words] = {
         "a rule of this sandbox denies this destination", "Use another source; this one is denied on purpose."
     ),
     Reason.DENIED_BY_ORGANISATION: Words(
-        "the organisation denies this destination for every sandbox", "Use another source; this one is denied on purpose."
+        "the organisation denies this destination for every sandbox",
+        "Use another source; this one is denied on purpose.",
     ),
-    Reason.APPROVAL_REQUIRED: Words("this destination needs a person's approval", "Ask for the approval, then try again."),
+    Reason.APPROVAL_REQUIRED: Words(
+        "this destination needs a person's approval", "Ask for the approval, then try again."
+    ),
     Reason.PORT_NOT_ALLOWED: Words("this port of the host is not allowed", _ASK),
-    Reason.SCHEME_NOT_ALLOWED: Words("this scheme is not allowed for the host", "Use https if the host offers it."),
+    Reason.SCHEME_NOT_ALLOWED: Words(
+        "this scheme is not allowed for the host", "Use https if the host offers it."
+    ),
     Reason.METHOD_NOT_ALLOWED: Words("this method is not allowed on this path", _ASK),
     Reason.PATH_NOT_ALLOWED: Words("this path of the host is not allowed", _ASK),
     Reason.QUERY_NOT_ALLOWED: Words("these query parameters are not allowed on this path", _ASK),
@@ -141,18 +146,25 @@ WORDS: dict[Reason, Words] = {
     Reason.FLOOR_METADATA: Words(
         "metadata endpoints are never reachable from a sandbox", "No rule can allow this; do not retry."
     ),
-    Reason.FLOOR_LOOPBACK: Words("loopback addresses are never reached through egressd", "No rule can allow this; do not retry."),
+    Reason.FLOOR_LOOPBACK: Words(
+        "loopback addresses are never reached through egressd", "No rule can allow this; do not retry."
+    ),
     Reason.FLOOR_LINK_LOCAL: Words(
         "link-local addresses are never reachable from a sandbox", "No rule can allow this; do not retry."
     ),
-    Reason.FLOOR_UNSPECIFIED: Words("the unspecified address is no destination", "No rule can allow this; do not retry."),
+    Reason.FLOOR_UNSPECIFIED: Words(
+        "the unspecified address is no destination", "No rule can allow this; do not retry."
+    ),
     Reason.FLOOR_MULTICAST: Words(
-        "multicast and broadcast addresses are never reachable from a sandbox", "No rule can allow this; do not retry."
+        "multicast and broadcast addresses are never reachable from a sandbox",
+        "No rule can allow this; do not retry.",
     ),
     Reason.FLOOR_OWN_ADDRESS: Words(
         "egressd's own host is never reachable from a sandbox", "No rule can allow this; do not retry."
     ),
-    Reason.FLOOR_NAME: Words("this name is never resolved for a sandbox", "No rule can allow this; do not retry."),
+    Reason.FLOOR_NAME: Words(
+        "this name is never resolved for a sandbox", "No rule can allow this; do not retry."
+    ),
     Reason.SPECIAL_ADDRESS: Words(
         "the destination lies in a non-public address range", "A rule must name the range; ask the operator."
     ),
@@ -163,7 +175,9 @@ WORDS: dict[Reason, Words] = {
     ),
     Reason.NO_ORIGINAL_DST: Words("the connection has no original destination", _FIX),
     Reason.BAD_HOST: Words("the host is not a valid name", _FIX, 400),
-    Reason.NON_ASCII_HOST: Words("the host holds characters outside ASCII", "Send the name in its xn-- form.", 400),
+    Reason.NON_ASCII_HOST: Words(
+        "the host holds characters outside ASCII", "Send the name in its xn-- form.", 400
+    ),
     Reason.USERINFO_IN_AUTHORITY: Words("the authority holds user information", "Send the host alone.", 400),
     Reason.BAD_PORT: Words("the port is not a number from 1 to 65535", _FIX, 400),
     Reason.DUPLICATE_HOST: Words("the request has more than one Host field", _FIX, 400),
@@ -175,7 +189,8 @@ WORDS: dict[Reason, Words] = {
     Reason.ECH: Words("the TLS hello hides its server name", "Turn Encrypted Client Hello off."),
     Reason.BAD_TLS: Words("the TLS hello is malformed", _FIX, 400),
     Reason.UNKNOWN_PROTOCOL: Words(
-        "the connection speaks neither TLS nor HTTP", "Only TLS and HTTP pass here; ask the operator for a relay rule."
+        "the connection speaks neither TLS nor HTTP",
+        "Only TLS and HTTP pass here; ask the operator for a relay rule.",
     ),
     Reason.BAD_REQUEST: Words("the request is malformed", _FIX, 400),
     Reason.BAD_HEADER: Words("a header field is malformed", _FIX, 400),
@@ -185,7 +200,9 @@ WORDS: dict[Reason, Words] = {
         "the client does not trust egressd's certificate authority",
         "Point the client at the CA bundle (SSL_CERT_FILE and its kin).",
     ),
-    Reason.PROTOCOL_NOT_ALLOWED: Words("only TCP and DNS leave a sandbox", "Use TCP; UDP, QUIC and ICMP are refused."),
+    Reason.PROTOCOL_NOT_ALLOWED: Words(
+        "only TCP and DNS leave a sandbox", "Use TCP; UDP, QUIC and ICMP are refused."
+    ),
     Reason.BAD_DNS: Words("the DNS message is malformed", _FIX),
     Reason.DNS_TYPE: Words("this DNS record type is not answered", "Only address records are answered."),
     Reason.DNS_CLASS: Words("only the Internet class is answered", _FIX),
@@ -194,15 +211,23 @@ WORDS: dict[Reason, Words] = {
     Reason.HEAD_TIMEOUT: Words("the first bytes did not arrive in time", _FIX, 408),
     Reason.HEAD_TOO_LARGE: Words("the request head is too large", _FIX, 431),
     Reason.IDLE_TIMEOUT: Words("the connection was idle for too long", _LATER, 408),
-    Reason.TOO_MANY_CONNECTIONS: Words("this sandbox has too many open connections", "Close some and try again.", 429),
-    Reason.RATE_LIMITED: Words("this sandbox is over a limit of its rules", "Slow down and try again later.", 429),
+    Reason.TOO_MANY_CONNECTIONS: Words(
+        "this sandbox has too many open connections", "Close some and try again.", 429
+    ),
+    Reason.RATE_LIMITED: Words(
+        "this sandbox is over a limit of its rules", "Slow down and try again later.", 429
+    ),
     Reason.CREDENTIAL_NEEDS_TLS: Words("a credential is attached over verified https only", "Use https."),
-    Reason.CREDENTIAL_UNAVAILABLE: Words("the credential for this destination cannot be had now", _LATER, 502),
+    Reason.CREDENTIAL_UNAVAILABLE: Words(
+        "the credential for this destination cannot be had now", _LATER, 502
+    ),
     Reason.UPSTREAM_DNS: Words("the host's name could not be resolved", _LATER, 502),
     Reason.UPSTREAM_UNREACHABLE: Words("the host could not be reached", _LATER, 502),
     Reason.UPSTREAM_TIMEOUT: Words("the host did not answer in time", _LATER, 504),
     Reason.UPSTREAM_TLS: Words(
-        "the host's certificate or TLS handshake was not acceptable", "Tell the operator; this is not retried.", 502
+        "the host's certificate or TLS handshake was not acceptable",
+        "Tell the operator; this is not retried.",
+        502,
     ),
     Reason.UPSTREAM_WANTS_CLIENT_CERTIFICATE: Words(
         "the host asks for a client certificate", "Ask the operator for a tunnel rule.", 502
@@ -217,5 +242,7 @@ WORDS: dict[Reason, Words] = {
     Reason.SHUTDOWN: Words("egressd is shutting down", "", 503),
     Reason.UNKNOWN_SANDBOX: Words("the connection belongs to no known sandbox", "Tell the operator."),
     Reason.AUDIT_UNAVAILABLE: Words("the record could not be written, so nothing leaves", _LATER, 503),
-    Reason.INTERNAL_ERROR: Words("egressd failed while judging this, so it is denied", "Tell the operator the attempt id.", 502),
+    Reason.INTERNAL_ERROR: Words(
+        "egressd failed while judging this, so it is denied", "Tell the operator the attempt id.", 502
+    ),
 }

@@ -1,0 +1,64 @@
+"""The sandboxes that control knows: what a worker needs to carry one, kept so that a new worker can."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from egressd.gate.channel import ListenerKind, ListenerSpec
+from egressd.policy.effective import EffectivePolicy
+
+
+def new_sandbox_id() -> str:
+    """Return an id that was never used: `sbx-` and 80 random bits in hex."""
+    return f"sbx-{secrets.token_hex(10)}"
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxListener:
+    """A listening socket made inside the sandbox's namespace; control keeps it for as long as the sandbox lives."""
+
+    kind: ListenerKind
+    family: int
+    socket: socket.socket
+
+    @property
+    def spec(self) -> ListenerSpec:
+        """What the worker is told of it."""
+        return ListenerSpec.model_validate({"kind": self.kind, "family": self.family})
+
+
+@dataclass(slots=True)
+class SandboxState:
+    """One sandbox as control keeps it. `pairs` are the synthetic names in the order they were given."""
+
+    id: str
+    policy: EffectivePolicy
+    listeners: Sequence[SandboxListener]
+    labels: dict[str, str] = field(default_factory=dict)
+    traceparent: str | None = None
+    pairs: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def profile(self) -> str:
+        """The name of the policy it lives under."""
+        return self.policy.profile
+
+    def policy_payload(self) -> bytes:
+        """The policy as the worker reads it."""
+        return self.policy.model_dump_json().encode()
+
+    def pairs_payload(self) -> bytes:
+        """The synthetic pairs as the worker reads them."""
+        return json.dumps(list(self.pairs.items())).encode()
+
+    def keep_pair(self, name: str, address: str) -> None:
+        """Keep a pair; raises ValueError if the name or the address already stands for another."""
+        if self.pairs.get(name, address) != address or (
+            name not in self.pairs and address in self.pairs.values()
+        ):
+            raise ValueError("a synthetic pair cannot change")
+        self.pairs[name] = address

@@ -1,0 +1,303 @@
+"""One sandboxed command from nothing to its exit status: the session behind `egressd run`.
+
+Everything is made before the command starts and proved from inside: the rules read back, an allowed name resolves, a denied
+one leads
+nowhere. What cannot be proved stops the start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+
+from egressd.control.ca import load_or_create
+from egressd.control.config import Config
+from egressd.control.sandboxes import SandboxListener, SandboxState, new_sandbox_id
+from egressd.control.supervisor import Supervisor, say
+from egressd.control.trust import TrustDirectory, build_trust, system_bundle_paths, trust_environment
+from egressd.gate.settings import Settings
+from egressd.journal.record import Record, new_id
+from egressd.journal.writer import Journal
+from egressd.policy.effective import EffectivePolicy
+from egressd.policy.reasons import Reason
+from egressd.rulefiles.load import Rules, load_rules
+from egressd.wiring.launch import writable
+from egressd.wiring.namespace import Bind, Namespace, SandboxSpec
+
+_SYNTHETIC = ip_network("198.18.0.0/15")
+_EXPLAIN = ip_address("198.18.0.2")
+_PASSED = ("PATH", "USER", "SHELL", "TERM", "LANG", "TZ")
+"""What the command gets of the caller's environment, besides LC_* and what `--env` names."""
+TRUST_INSIDE = "/run/egressd-trust"
+
+
+class NotReady(Exception):
+    """The boundary could not be proved from inside, so the command was not started."""
+
+
+class BadInput(Exception):
+    """Rules, profile or options that cannot be used; exit status 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the caller of `egressd run` asks for."""
+
+    command: tuple[str, ...]
+    profile: str
+    labels: dict[str, str] = field(default_factory=dict)
+    traceparent: str | None = None
+    env: tuple[str, ...] = ()
+    binds: tuple[str, ...] = ()
+    sockets: tuple[str, ...] = ()
+    ready_timeout: float = 10.0
+    uid: int | None = None
+    workspace: Path = field(default_factory=Path.cwd)
+
+
+class Session:
+    """A sandbox, its worker and its command."""
+
+    def __init__(self, request: Request, config: Config, environ: Mapping[str, str]) -> None:
+        """Read rules and profile; raises BadInput with every problem."""
+        self._request = request
+        self._config = config
+        self._environ = environ
+        self.id = new_sandbox_id()
+        self._rules = _read_rules(config.rules)
+        self._policy = _effective(self._rules, request.profile)
+        self._failure: asyncio.Future[int] | None = None
+
+    async def run(self) -> int:
+        """Make the sandbox, run the command, take everything down; returns the command's exit status."""
+        settings = self._config.settings()
+        authority = load_or_create(self._config.ca, time.time())
+        trust = build_trust(self._config.ca.trust, authority.pem)
+        journal = Journal(self._config.journal)
+        supervisor = Supervisor(settings, authority, journal, failed=self._worker_failed)
+        self._failure = asyncio.get_running_loop().create_future()
+        spec = self._spec(trust)
+        namespace: Namespace | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                started = group.create_task(supervisor.start())
+                made = group.create_task(Namespace.make(spec, timeout=self._request.ready_timeout))
+            started.result()
+            namespace = made.result()
+            for note in namespace.notes:
+                say(note)
+            await self._serve(supervisor, namespace)
+            async with asyncio.timeout(self._request.ready_timeout):
+                await self._prove(namespace, settings)
+            self._note(supervisor, "ready")
+            return await self._carry(supervisor, namespace, spec)
+        finally:
+            await self._take_down(supervisor, namespace)
+            journal.close()
+
+    async def _serve(self, supervisor: Supervisor, namespace: Namespace) -> None:
+        listeners = [SandboxListener(each.kind, each.family, each.socket) for each in namespace.listeners]
+        state = SandboxState(
+            self.id, self._policy, listeners, dict(self._request.labels), self._request.traceparent
+        )
+        await supervisor.add(state)
+
+    async def _carry(self, supervisor: Supervisor, namespace: Namespace, spec: SandboxSpec) -> int:
+        """Run the command beside the rule watcher; a worker that cannot be kept ends it."""
+        assert self._failure is not None
+        command = asyncio.create_task(namespace.launch(self._request.command))
+        watcher = asyncio.create_task(self._watch(supervisor, spec))
+        try:
+            await asyncio.wait({command, self._failure}, return_when=asyncio.FIRST_COMPLETED)
+            if command.done():
+                return command.result()
+            return self._failure.result()
+        finally:
+            for task in (command, watcher):
+                task.cancel()
+            await asyncio.gather(command, watcher, return_exceptions=True)
+
+    async def _take_down(self, supervisor: Supervisor, namespace: Namespace | None) -> None:
+        if namespace is not None:
+            await asyncio.sleep(0.05)  # the kernel hands NFLOG packets over in batches; wait one batch out
+        await supervisor.remove(self.id, shutdown=True)
+        if namespace is not None:
+            with contextlib.suppress(Exception):
+                await self._reconcile(supervisor, namespace)
+            await namespace.destroy()
+        await supervisor.stop()
+
+    async def _reconcile(self, supervisor: Supervisor, namespace: Namespace) -> None:
+        """Hold the kernel's own counts against the packets recorded; what is missing becomes one record (law 8)."""
+        dropped = sum((await namespace.drop_counters()).values())
+        missing = dropped - supervisor.packets_recorded(self.id)
+        if missing > 0:
+            attempt_id = new_id()
+            record = Record(
+                event="lost",
+                sandbox=self.id,
+                attempt_id=attempt_id,
+                root_id=attempt_id,
+                layer="packet",
+                count=missing,
+                reason=Reason.PROTOCOL_NOT_ALLOWED.value,
+                detail="dropped by the firewall, not delivered by NFLOG",
+            )
+            supervisor.write([record.as_dict()])
+
+    def _worker_failed(self, why: str) -> None:
+        say(f"{why}; nothing can leave the sandbox, so it is ended")
+        if self._failure is not None and not self._failure.done():
+            self._failure.set_result(125)
+
+    def _note(self, supervisor: Supervisor, detail: str) -> None:
+        attempt_id = new_id()
+        record = Record(
+            event="sandbox",
+            sandbox=self.id,
+            attempt_id=attempt_id,
+            root_id=attempt_id,
+            profile=self._policy.profile,
+            policy=self._policy.digest(),
+            labels=self._request.labels or None,
+            traceparent=self._request.traceparent,
+            detail=detail,
+        )
+        supervisor.write([record.as_dict()])
+
+    # what the sandbox is
+
+    def _spec(self, trust: TrustDirectory) -> SandboxSpec:
+        request, config = self._request, self._config
+        try:
+            binds = tuple(Bind.parse(text) for text in request.binds)
+        except ValueError as error:
+            raise BadInput(str(error)) from None
+        home = self._environ.get("HOME") or "/"
+        return SandboxSpec(
+            workspace=str(request.workspace),
+            env=self._command_environment(home),
+            home=home,
+            uid=request.uid,
+            binds=binds,
+            sockets=request.sockets,
+            masks=tuple(str(path) for path in config.private_paths()),
+            trust=trust.binds(TRUST_INSIDE, system_bundle_paths()),
+            hostname="sandbox",
+        )
+
+    def _command_environment(self, home: str) -> dict[str, str]:
+        environ = self._environ
+        env = {name: environ[name] for name in environ if name in _PASSED or name.startswith("LC_")}
+        env.setdefault("PATH", "/usr/local/bin:/usr/bin:/bin")
+        env |= {"HOME": home, "EGRESSD_SANDBOX": self.id}
+        env |= trust_environment(TRUST_INSIDE)
+        for text in self._request.env:
+            name, equals, value = text.partition("=")
+            if not name:
+                raise BadInput(f"--env {text!r}: no name")
+            if equals:
+                env[name] = value
+            elif name in environ:
+                env[name] = environ[name]
+        return env
+
+    # readiness
+
+    async def _prove(self, namespace: Namespace, settings: Settings) -> None:
+        """Try the boundary from inside; raises NotReady with what did not hold."""
+        missing = await namespace.missing_rules()
+        if missing:
+            raise NotReady(f"firewall rules are not in place: {missing[0]}")
+        denied = await namespace.probe_dns(f"egressd-probe-{secrets.token_hex(8)}.invalid.test")
+        explained = settings.dns_denied == "explain"
+        held = denied.addresses == (str(_EXPLAIN),) if explained else denied.rcode == 3
+        if not held:
+            raise NotReady(
+                f"a denied name was answered with {denied.addresses or denied.error or denied.rcode}"
+            )
+        allowed = next((name for name in _allowed_names(self._policy)), None)
+        if allowed is not None:
+            answer = await namespace.probe_dns(allowed)
+            if not answer.addresses or not all(
+                ip_address(a) in _SYNTHETIC and ip_address(a) != _EXPLAIN for a in answer.addresses
+            ):
+                raise NotReady(
+                    f"the allowed name {allowed} was answered with {answer.addresses or answer.error or answer.rcode}"
+                )
+
+    # reload
+
+    async def _watch(self, supervisor: Supervisor, spec: SandboxSpec) -> None:
+        """Follow the rule files: parse, validate, run their tests, swap whole.
+
+        A bad change changes nothing and says why (law 9).
+        """
+        if writable(spec, str(self._config.rules)):
+            say(
+                f"the sandbox can write {self._config.rules} or a folder above it: rules were read once and are not reloaded"
+            )
+            return
+        import watchfiles  # 40 ms that no start should wait for
+
+        async for _ in watchfiles.awatch(self._config.rules, debounce=200, step=50, recursive=True):
+            try:
+                rules = await asyncio.to_thread(_read_rules, self._config.rules)
+                policy = _effective(rules, self._request.profile)
+            except BadInput as error:
+                say(f"rules not reloaded, the old ones stay in force:\n{error}")
+                self._note_policy(supervisor, str(error))
+                continue
+            if policy != self._policy:
+                self._policy = policy
+                await supervisor.adopt({self.id: policy})
+                say(f"rules reloaded: policy {policy.digest()}")
+
+    def _note_policy(self, supervisor: Supervisor, problem: str) -> None:
+        attempt_id = new_id()
+        record = Record(
+            event="policy",
+            sandbox=self.id,
+            attempt_id=attempt_id,
+            root_id=attempt_id,
+            profile=self._policy.profile,
+            policy=self._policy.digest(),
+            detail=f"refused: {problem}",
+        )
+        supervisor.write([record.as_dict()])
+
+
+def _read_rules(directory: Path) -> Rules:
+    loaded = load_rules(directory)
+    if isinstance(loaded, Rules):
+        return loaded
+    raise BadInput("\n".join(str(problem) for problem in loaded))
+
+
+def _effective(rules: Rules, profile: str) -> EffectivePolicy:
+    if profile not in rules.profiles:
+        known = ", ".join(sorted(rules.profiles)) or "none"
+        raise BadInput(f"there is no profile {profile!r}\nhint: profiles here: {known}")
+    return rules.effective(profile)
+
+
+def _allowed_names(policy: EffectivePolicy) -> Sequence[str]:
+    denied = {
+        host
+        for entry in policy.entries
+        if entry.effect == "deny" and not entry.requests
+        for host in entry.hosts
+    }
+    return [
+        host
+        for entry in policy.entries
+        if entry.effect == "allow" and entry.expires is None
+        for host in entry.hosts
+        if not host.startswith("*") and host not in denied
+    ]

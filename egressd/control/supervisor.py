@@ -1,0 +1,404 @@
+"""The supervisor: starts workers, gives them sandboxes, writes what they record, replaces the dead.
+
+Control trusts a worker with its own sandboxes and with nothing else: a record for another sandbox, a pair that contradicts
+an earlier
+one or a malformed message ends the worker. While no worker lives, a sandbox's connections wait in the backlog of the sockets
+that
+control holds; nothing leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from egressd.control.ca import Authority, issue_worker_intermediate
+from egressd.control.sandboxes import SandboxState
+from egressd.gate.channel import (
+    TO_CONTROL,
+    Adopt,
+    Adopted,
+    Channel,
+    ChannelBroken,
+    Configure,
+    Gone,
+    Identity,
+    Pair,
+    Ready,
+    Records,
+    Renew,
+    Revoke,
+    Serve,
+    Serving,
+    Stored,
+    ToControl,
+    Written,
+    sealed,
+)
+from egressd.gate.settings import Settings
+from egressd.journal.ledger import Ledger
+from egressd.journal.record import Record, new_id
+from egressd.journal.writer import BadRecord, Journal, JournalUnavailable
+from egressd.policy.effective import EffectivePolicy
+from egressd.policy.reasons import Reason
+
+WORKER_UID = 1337
+"""The uid and gid a worker takes when control is root; no sandbox may have it."""
+_START_TIMEOUT = 20.0
+_RENEW_EVERY = 8 * 3600.0
+"""Seconds between two intermediates; each lives a day."""
+_RESTARTS = 8
+_RESTART_WINDOW = 60.0
+
+
+class WorkerFailed(Exception):
+    """A worker could not be started, or died too often to be started again."""
+
+
+def say(text: str) -> None:
+    """Tell the operator."""
+    print(f"egressd: {text}", file=sys.stderr, flush=True)  # noqa: T201 -- stderr is talk
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A running worker process and its channel."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    channel: Channel[Any]
+    ready: asyncio.Future[None]
+    renewed: float = field(default_factory=time.monotonic)
+
+
+class Supervisor:
+    """One worker and the sandboxes it carries. `failed` is called when no worker can be kept alive."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        authority: Authority,
+        journal: Journal,
+        *,
+        failed: Callable[[str], None] = say,
+    ) -> None:
+        """Nothing runs before `start`."""
+        self._settings = settings
+        self._authority = authority
+        self._journal = journal
+        self._ledger = Ledger()
+        self._failed = failed
+        self._sandboxes: dict[str, SandboxState] = {}
+        self._worker: _Worker | None = None
+        self._packets: dict[str, int] = {}
+        self._starts: list[float] = []
+        self._count = 0
+        self._stopping = False
+        self._waiting: dict[tuple[str, str], asyncio.Future[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def worker_pid(self) -> int | None:
+        """The pid of the worker's process, None while there is none."""
+        return self._worker.process.pid if self._worker is not None else None
+
+    async def start(self) -> None:
+        """Start the worker and return once it is ready; raises WorkerFailed."""
+        await self._spawn()
+        self._task(self._renew())
+
+    async def add(self, sandbox: SandboxState) -> None:
+        """Have the sandbox carried; returns once its sockets are served, raises WorkerFailed."""
+        self._sandboxes[sandbox.id] = sandbox
+        self._note("sandbox", sandbox, "created")
+        serving = self._expect("serving", sandbox.id)
+        if self._worker is not None:
+            self._give(self._worker, sandbox)
+        await self._await(serving, "the worker did not serve the sandbox")
+
+    async def adopt(self, policies: dict[str, EffectivePolicy]) -> None:
+        """Put sandboxes (by id) under new policies; returns once new attempts are judged by them."""
+        changed: dict[str, list[str]] = {}
+        for sandbox_id, policy in policies.items():
+            sandbox = self._sandboxes.get(sandbox_id)
+            if sandbox is not None and sandbox.policy != policy:
+                sandbox.policy = policy
+                self._note("policy", sandbox, "adopted")
+                changed.setdefault(policy.digest(), []).append(sandbox_id)
+        waits = []
+        for ids in changed.values():
+            waits.append(self._expect("adopted", ids[0]))
+            self._send(Adopt(sandboxes=tuple(ids)), (self._sandboxes[ids[0]].policy_payload(),))
+        for wait in waits:
+            await self._await(wait, "the worker did not take the policy")
+
+    async def remove(self, sandbox_id: str, *, shutdown: bool = False) -> None:
+        """End the sandbox: flows cut, listeners closed here and in the worker, ends written."""
+        sandbox = self._sandboxes.get(sandbox_id)
+        if sandbox is None:
+            return
+        gone = self._expect("gone", sandbox_id)
+        self._send(Revoke(sandbox=sandbox_id, reason="shutdown" if shutdown else "revoked"))
+        with contextlib.suppress(WorkerFailed):
+            await self._await(gone, "the worker did not let the sandbox go", seconds=3.0)
+        reason = Reason.SHUTDOWN if shutdown else Reason.REVOKED
+        self._write(self._ledger.close_all({sandbox_id}, reason))
+        self._note("sandbox", sandbox, "gone")
+        del self._sandboxes[sandbox_id]
+        for listener in sandbox.listeners:
+            listener.socket.close()
+
+    async def stop(self) -> None:
+        """End every sandbox and the worker."""
+        for sandbox_id in tuple(self._sandboxes):
+            await self.remove(sandbox_id, shutdown=True)
+        self._stopping = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.channel.close()
+            await _end(worker.process)
+
+    # the worker
+
+    async def _spawn(self) -> None:
+        now = time.monotonic()
+        self._starts = [start for start in self._starts if now - start < _RESTART_WINDOW] + [now]
+        if len(self._starts) > _RESTARTS:
+            raise WorkerFailed(f"the worker died {_RESTARTS} times within {_RESTART_WINDOW:.0f} s")
+        self._count += 1
+        name = f"w{self._count}"
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-I",
+                "-m",
+                "egressd.gate.worker",
+                str(theirs.fileno()),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                env={"PATH": os.defpath, "LANG": "C.UTF-8"},
+            )
+        loop = asyncio.get_running_loop()
+        worker: _Worker
+        channel: Channel[Any] = Channel(
+            ours,
+            TO_CONTROL,
+            lambda message, fds: self._on_message(worker, message, fds),
+            lambda reason: self._on_lost(worker, reason),
+        )
+        worker = _Worker(name, process, channel, loop.create_future())
+        identity = Identity(uid=WORKER_UID, gid=WORKER_UID) if _may_become(WORKER_UID) else None
+        issuer = sealed(self._issuer(name))
+        try:
+            channel.send(Configure(worker=name, settings=self._settings, identity=identity), (issuer,))
+        finally:
+            os.close(issuer)
+        self._worker = worker
+        try:
+            await self._await(worker.ready, "the worker did not get ready", seconds=_START_TIMEOUT)
+        except WorkerFailed:
+            channel.close()
+            await _end(process)
+            raise
+        for sandbox in self._sandboxes.values():
+            self._give(worker, sandbox)
+
+    def _issuer(self, worker: str) -> bytes:
+        issued = issue_worker_intermediate(self._authority, worker, time.time())
+        return json.dumps({"chain": issued.chain_pem.decode(), "key": issued.key_pem.decode()}).encode()
+
+    def _give(self, worker: _Worker, sandbox: SandboxState) -> None:
+        fds = [sealed(sandbox.policy_payload()), sealed(sandbox.pairs_payload())]
+        message = Serve(
+            sandbox=sandbox.id,
+            labels=sandbox.labels,
+            traceparent=sandbox.traceparent,
+            listeners=tuple(listener.spec for listener in sandbox.listeners),
+        )
+        try:
+            worker.channel.send(
+                message, [*fds, *(listener.socket.fileno() for listener in sandbox.listeners)]
+            )
+        except ChannelBroken:
+            pass  # it is dying: its successor gets the sandbox
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _send(self, message: Adopt | Revoke | Renew, payloads: Sequence[bytes] = ()) -> None:
+        if self._worker is None:
+            return
+        fds = [sealed(payload) for payload in payloads]
+        try:
+            self._worker.channel.send(message, fds)
+        except ChannelBroken:
+            pass  # it is dying: its successor starts from the newest state
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(60.0)
+            worker = self._worker
+            if worker is not None and time.monotonic() - worker.renewed > _RENEW_EVERY:
+                worker.renewed = time.monotonic()
+                self._send(Renew(), (self._issuer(worker.name),))
+
+    def _on_lost(self, worker: _Worker, reason: str) -> None:
+        """The worker is gone or no longer to be believed: write the ends it owes, start another."""
+        if not worker.ready.done():
+            worker.ready.set_exception(WorkerFailed(f"worker {worker.name}: {reason}"))
+            worker.ready.exception()  # seen, whether or not somebody still waits
+        if worker is not self._worker or self._stopping:
+            return
+        self._worker = None
+        say(f"worker {worker.name} is gone ({reason}); starting another")
+        self._task(self._replace(worker))
+
+    async def _replace(self, worker: _Worker) -> None:
+        await _end(worker.process)
+        self._write(self._ledger.close_all(set(self._sandboxes), Reason.WORKER_DIED))
+        while not self._stopping:
+            try:
+                await self._spawn()
+            except WorkerFailed as failure:
+                if len(self._starts) > _RESTARTS:
+                    self._failed(str(failure))
+                    return
+                say(str(failure))
+            else:
+                return
+
+    # messages
+
+    def _on_message(self, worker: _Worker, message: ToControl, fds: list[int]) -> None:
+        for fd in fds:  # a worker has none to give
+            os.close(fd)
+        match message:
+            case Records():
+                self._on_records(worker, message)
+            case Pair():
+                sandbox = self._sandboxes.get(message.sandbox)
+                if sandbox is not None:
+                    sandbox.keep_pair(message.name, message.address)
+                worker.channel.send(Stored(pair=message.pair))
+            case Ready():
+                if not worker.ready.done():
+                    worker.ready.set_result(None)
+            case Serving():
+                self._met("serving", message.sandbox)
+            case Gone():
+                self._met("gone", message.sandbox)
+            case Adopted():
+                for sandbox_id in message.sandboxes:
+                    self._met("adopted", sandbox_id)
+
+    def _on_records(self, worker: _Worker, message: Records) -> None:
+        ok = True
+        try:
+            self._journal.append(message.records, allowed_sandboxes=self._sandboxes.keys())
+        except JournalUnavailable as error:
+            ok = False
+            self._complain(error)
+        if ok:
+            self._ledger.feed(message.records)
+            self._count_packets(message)
+        worker.channel.send(Written(batch=message.batch, ok=ok))
+
+    def _count_packets(self, message: Records) -> None:
+        for fields in message.records:
+            if fields.get("layer") == "packet":
+                sandbox = fields["sandbox"]
+                self._packets[sandbox] = self._packets.get(sandbox, 0) + fields.get("count", 1)
+
+    def packets_recorded(self, sandbox_id: str) -> int:
+        """Return how many dropped packets of the sandbox are in the journal."""
+        return self._packets.get(sandbox_id, 0)
+
+    _complained = 0.0
+
+    def _complain(self, error: Exception) -> None:
+        """Say once in a while that the journal fails; everything that would be allowed is denied meanwhile."""
+        if time.monotonic() - self._complained > 10.0:
+            self._complained = time.monotonic()
+            say(f"the journal cannot be written, so nothing is let out: {error}")
+
+    # control's own records
+
+    def _note(self, event: Any, sandbox: SandboxState, detail: str) -> None:
+        attempt_id = new_id()
+        record = Record(
+            event=event,
+            sandbox=sandbox.id,
+            attempt_id=attempt_id,
+            root_id=attempt_id,
+            profile=sandbox.profile,
+            policy=sandbox.policy.digest(),
+            labels=sandbox.labels or None,
+            traceparent=sandbox.traceparent,
+            detail=detail,
+        )
+        self._write([record.as_dict()])
+
+    def write(self, records: Sequence[dict[str, Any]]) -> None:
+        """Write control's own records; a journal that cannot take them is complained of, never fatal."""
+        self._write(records)
+
+    def _write(self, records: Sequence[dict[str, Any]]) -> None:
+        if not records:
+            return
+        try:
+            self._journal.append(records)
+        except (JournalUnavailable, BadRecord) as error:
+            self._complain(error)
+
+    # waiting
+
+    def _expect(self, what: str, sandbox_id: str) -> asyncio.Future[None]:
+        return self._waiting.setdefault((what, sandbox_id), asyncio.get_running_loop().create_future())
+
+    def _met(self, what: str, sandbox_id: str) -> None:
+        if (future := self._waiting.pop((what, sandbox_id), None)) is not None and not future.done():
+            future.set_result(None)
+
+    async def _await(
+        self, future: asyncio.Future[None], complaint: str, seconds: float = _START_TIMEOUT
+    ) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await asyncio.shield(future)
+        except TimeoutError:
+            raise WorkerFailed(complaint) from None
+
+    def _task(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _may_become(uid: int) -> bool:
+    """Whether this process can take another uid: it is root and its user namespace maps that uid."""
+    if os.geteuid() != 0:
+        return False
+    with open("/proc/self/uid_map", encoding="utf-8") as file:
+        ranges = [tuple(map(int, line.split())) for line in file]
+    return any(inside <= uid < inside + count for inside, _, count in ranges)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()

@@ -1,0 +1,431 @@
+"""One accepted connection from its first byte to its end: learn the destination, judge, then hand on or refuse.
+
+Every visit leaves exactly one `decision` record (layer connection), and an `end` record if it was allowed. It is denied
+until the
+policy says otherwise; an exception anywhere ends it as `internal_error`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import socket
+import ssl
+import sys
+import time
+import traceback
+from ipaddress import IPv4Address, ip_network
+
+from egressd.gate.connection import Connection, Destination, Services
+from egressd.gate.dialer import DialFailed
+from egressd.gate.door.arrival import Http, Tls, Unreadable, first_bytes, original_destination
+from egressd.gate.door.connect import Absolute, BadHead, NeedMore, Tunnel, parse_proxy_head
+from egressd.gate.door.splice import Splice, reset_on_close
+from egressd.gate.inspector import inspect
+from egressd.gate.recorder import AuditUnavailable
+from egressd.gate.sandbox import Sandbox
+from egressd.gate.tls.stream import ClientRejectedCa, accept_plain, accept_tls
+from egressd.journal.record import clip
+from egressd.policy.attempt import Address, ConnectionAttempt, Decision, Name
+from egressd.policy.decide import decide, permit_address
+from egressd.policy.names import BadHost, format_host, parse_authority, parse_name
+from egressd.policy.reasons import Reason
+
+SYNTHETIC = ip_network("198.18.0.0/15")
+EXPLAIN = IPv4Address("198.18.0.2")
+_EXPLAIN_WAIT = 2.0
+"""Seconds that a connection to a destination that is denied whatever it says may take to say something we can answer in."""
+_HOST_FIELD = re.compile(rb"\r?\n[Hh][Oo][Ss][Tt]:[ \t]*([^\r\n]*?)[ \t]*\r?\n")
+_MISMATCHES = frozenset(
+    {Reason.SNI_MISMATCH, Reason.BAD_HOST, Reason.NON_ASCII_HOST, Reason.USERINFO_IN_AUTHORITY, Reason.NO_SNI}
+)
+
+ALERT_ACCESS_DENIED = 49
+ALERT_INTERNAL_ERROR = 80
+ALERT_UNRECOGNIZED_NAME = 112
+"""RFC 8446 §6, RFC 6066 §3."""
+
+
+def alert(description: int) -> bytes:
+    """Return the plaintext record of a fatal TLS alert (RFC 8446 §5.1, §6)."""
+    return bytes((21, 3, 3, 0, 2, 2, description))
+
+
+class Visit:
+    """The life of one accepted socket; `run` owns it."""
+
+    def __init__(self, sock: socket.socket, sandbox: Sandbox, services: Services, *, explicit: bool) -> None:
+        """Nothing is known of the connection yet, and it is denied."""
+        self.sock = sock
+        self.explicit = explicit
+        self.connection = Connection(
+            sandbox, services, "connect" if explicit else "transparent", Destination(port=0)
+        )
+        self._explained = False  # the destination is the address that denied names lead to
+        self._recorded = False
+        self._allowed = False
+        self._handed_on = False  # somebody else closes the socket
+        self._said = False  # a last word was sent, which a reset would destroy
+        self._cut: Reason | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._ended = Reason.COMPLETED
+        self._splice: Splice | None = None
+        self._upstream: Address | None = None
+
+    def cut(self, reason: Reason) -> None:
+        """End the visit at once, whatever it is doing."""
+        self._cut = self._cut or reason
+        if self._task is not None:
+            self._task.cancel()
+
+    async def run(self) -> None:
+        """Carry the connection to its end; never raises but for a cancellation that is not a cut."""
+        sandbox = self.connection.sandbox
+        self._task = asyncio.current_task()
+        sandbox.live.add(self)
+        admitted = sandbox.budget.connection()
+        try:
+            if sandbox.revoked:
+                self._deny(Reason.REVOKED)
+            elif not admitted:
+                self._deny(Reason.TOO_MANY_CONNECTIONS)
+            else:
+                await (self._explicit() if self.explicit else self._transparent())
+        except asyncio.CancelledError:
+            self._ended = self._cut or Reason.SHUTDOWN
+            if self._cut is None:
+                raise
+        except AuditUnavailable:
+            self._ended = Reason.AUDIT_UNAVAILABLE
+            self._deny(Reason.AUDIT_UNAVAILABLE)
+        except Exception:  # noqa: BLE001 -- law 1: denied, recorded, and the operator is told
+            self._ended = Reason.INTERNAL_ERROR
+            traceback.print_exc(limit=8, file=sys.stderr)
+        finally:
+            self._close(admitted)
+
+    def _close(self, admitted: bool) -> None:
+        sandbox = self.connection.sandbox
+        sandbox.live.discard(self)
+        if admitted:
+            sandbox.budget.release()
+        if not self._recorded:
+            self._deny(self._ended if self._ended is not Reason.COMPLETED else Reason.INTERNAL_ERROR)
+        if self._allowed:
+            self._end()
+        if not self._handed_on:
+            if not self._said:
+                reset_on_close(self.sock)
+            self.sock.close()
+
+    # records
+
+    def _deny(self, reason: Reason, detail: str | None = None) -> None:
+        """Record the denial; what the client is told is the caller's business."""
+        self._decided(Decision("deny", reason), detail)
+
+    def _decided(self, decision: Decision, detail: str | None = None) -> None:
+        self.connection.decision = decision
+        if self._recorded:
+            return
+        self._recorded = True
+        record = self.connection.record("decision", "connection").decided(decision)
+        record.detail = detail
+        self.connection.services.recorder.put(record)
+
+    async def _commit(self, decision: Decision, detail: str | None = None) -> None:
+        """Record an allow and return once it is written; only then may a byte go upstream."""
+        self.connection.decision = decision
+        record = self.connection.record("decision", "connection").decided(decision)
+        record.detail = detail
+        await self.connection.services.recorder.commit(record)
+        self._recorded = self._allowed = True
+
+    def _end(self) -> None:
+        record = self.connection.record("end", "connection")
+        record.reason = self._ended.value
+        record.duration_ms = round((time.monotonic() - self.connection.started) * 1000, 3)
+        if self._splice is not None:
+            record.bytes_up, record.bytes_down = self._splice.up, self._splice.down
+        if self._upstream is not None:
+            record.upstream = str(self._upstream)
+        self.connection.services.recorder.put(record)
+
+    # the destination
+
+    async def _transparent(self) -> None:
+        destination = original_destination(self.sock)
+        if destination is None:
+            self._deny(Reason.NO_ORIGINAL_DST)
+            return
+        address, port = destination
+        self.connection.destination = target = Destination(port=port, address=address)
+        if isinstance(address, IPv4Address) and address in SYNTHETIC:
+            names = self.connection.sandbox.names
+            target.proved = names.name_of(address)
+            self._explained = address == EXPLAIN
+            if target.proved is None and not self._explained:
+                self._deny(Reason.SYNTHETIC_UNMAPPED)
+                return
+            if target.proved is not None:
+                self.connection.root_id = names.root_of(target.proved) or self.connection.root_id
+        await self._learn(b"")
+
+    async def _explicit(self) -> None:
+        loop = asyncio.get_running_loop()
+        settings = self.connection.services.settings
+        data = b""
+        try:
+            async with asyncio.timeout(settings.head_timeout):
+                while isinstance(head := parse_proxy_head(data), NeedMore):
+                    more = await loop.sock_recv(self.sock, 16 * 1024)
+                    data += more
+                    if not more or len(data) > settings.head_bytes:
+                        reason = Reason.HEAD_TOO_LARGE if more else Reason.CLIENT_CLOSED
+                        head = BadHead(reason, f"{len(data)} bytes")
+                        break
+        except TimeoutError:
+            head = BadHead(Reason.HEAD_TIMEOUT, f"{len(data)} bytes")
+        except OSError:
+            head = BadHead(Reason.CLIENT_CLOSED, "reset early")
+        if isinstance(head, BadHead):
+            await self._refuse_head(head)
+            return
+        assert not isinstance(head, NeedMore)
+        host, port = head.authority.host, head.authority.port
+        self.connection.destination = Destination(port=port)
+        if isinstance(host, tuple):
+            self.connection.destination.proved = host
+        else:
+            self.connection.destination.address = host
+        if isinstance(head, Absolute):
+            self.connection.channel = "absolute"
+            await self._http(Http(data))
+            return
+        assert isinstance(head, Tunnel)
+        await loop.sock_sendall(self.sock, b"HTTP/1.1 200 Connection established\r\n\r\n")
+        await self._learn(data[head.size :])
+
+    async def _refuse_head(self, head: BadHead) -> None:
+        self._deny(
+            head.reason, clip(head.detail + (f": {clip(head.authority, 256)}" if head.authority else ""))
+        )
+        if head.reason is Reason.CLIENT_CLOSED:
+            return
+        code = {Reason.HEAD_TOO_LARGE: 431, Reason.HEAD_TIMEOUT: 408}.get(head.reason, 400)
+        body = f"egressd: denied: {head.detail} (reason {head.reason.value})\n".encode()
+        fields = (
+            f"HTTP/1.1 {code} egressd {head.reason.value}\r\ncontent-type: text/plain\r\ncontent-length: {len(body)}\r\n"
+            f"x-egressd-reason: {head.reason.value}\r\nx-egressd-attempt: {self.connection.attempt_id}\r\n"
+            "cache-control: no-store\r\nconnection: close\r\n\r\n"
+        )
+        await self._say(fields.encode() + body)
+
+    # the first bytes
+
+    async def _learn(self, data: bytes) -> None:
+        settings = self.connection.services.settings
+        target = self.connection.destination
+        host = target.proved or target.address
+        timeout = settings.first_bytes_timeout
+        if host is not None and not self._explained:
+            raw = self._judge(ConnectionAttempt(host, target.port, "tcp"))
+            if raw.allowed and raw.treatment == "relay":
+                self.connection.host = host
+                await self._carry_opaque(raw, data)
+                return
+            if not self._any_scheme(host, target.port):
+                timeout = min(timeout, _EXPLAIN_WAIT)
+        arrival = await first_bytes(self.sock, data, timeout)
+        if isinstance(arrival, Tls):
+            await self._tls(arrival)
+        elif isinstance(arrival, Http):
+            await self._http(arrival)
+        else:
+            self._unreadable(arrival, host)
+
+    def _judge(self, attempt: ConnectionAttempt) -> Decision:
+        return decide(self.connection.sandbox.policy, attempt, time.time())
+
+    def _any_scheme(self, host: Name | Address, port: int) -> bool:
+        return any(self._judge(ConnectionAttempt(host, port, scheme)).allowed for scheme in ("https", "http"))
+
+    def _unreadable(self, arrival: Unreadable, host: Name | Address | None) -> None:
+        self.connection.host = host
+        decision = Decision("deny", arrival.reason)
+        if host is not None and not self._explained:
+            rules = self._judge(ConnectionAttempt(host, self.connection.destination.port, "tcp"))
+            if not rules.allowed and not self._any_scheme(host, self.connection.destination.port):
+                decision = rules  # it was denied whatever it would have said
+        self._decided(decision, arrival.detail)
+
+    async def _http(self, arrival: Http) -> None:
+        target = self.connection.destination
+        host: Name | Address | None = target.proved or target.address
+        data = arrival.data
+        if self._explained:
+            data, host = await self._host_field(data)
+        self.connection.host = host
+        decision = Decision("deny", Reason.NOT_ALLOWED)
+        if host is not None:
+            decision = self._refine(self._judge(ConnectionAttempt(host, target.port, "http")))
+        if decision.allowed and decision.treatment != "inspect":
+            decision = Decision("deny", Reason.SCHEME_NOT_ALLOWED, decision.entry)
+        self._decided(decision)
+        self._allowed = decision.allowed
+        loop = asyncio.get_running_loop()
+        self._handed_on = True
+        stream = await accept_plain(loop, self.sock)
+        await inspect(self.connection, stream, data)
+
+    async def _host_field(self, data: bytes) -> tuple[bytes, Name | Address | None]:
+        """Read on to the end of the head and return the name it claims, for the record and the reason.
+
+        The inspector judges it.
+        """
+        settings = self.connection.services.settings
+        with contextlib.suppress(TimeoutError, OSError):
+            async with asyncio.timeout(_EXPLAIN_WAIT):
+                while b"\r\n\r\n" not in data and len(data) <= settings.head_bytes:
+                    more = await asyncio.get_running_loop().sock_recv(self.sock, 16 * 1024)
+                    if not more:
+                        break
+                    data += more
+        field = _HOST_FIELD.search(data)
+        authority = parse_authority(field.group(1), 80) if field else None
+        return data, None if authority is None or isinstance(authority, BadHost) else authority.host
+
+    def _refine(self, decision: Decision) -> Decision:
+        """A name at the explaining address was denied when it was looked up.
+
+        If it is allowed by now, it must be looked up again.
+        """
+        if self._explained and decision.allowed:
+            return Decision("deny", Reason.SYNTHETIC_UNMAPPED)
+        return decision
+
+    # TLS
+
+    async def _tls(self, arrival: Tls) -> None:
+        connection, hello = self.connection, arrival.hello
+        connection.tls = True
+        detail = "ech" if hello.ech else None
+        claimed: Name | BadHost | None = None
+        if hello.sni is not None:
+            connection.sni = clip(hello.sni)
+            claimed = parse_name(hello.sni)
+        decision = self._judge_hello(claimed)
+        if not decision.allowed:
+            self._decided(decision, detail)
+            await self._refuse_tls(decision, claimed, arrival.data)
+            return
+        if decision.treatment != "inspect":
+            await self._carry_opaque(decision, arrival.data, detail)
+            return
+        assert connection.host is not None
+        context = connection.services.leaves.context_for(format_host(connection.host))
+        self._decided(decision, detail)
+        self._allowed = True
+        await self._inspect_tls(context, arrival.data)
+
+    def _judge_hello(self, claimed: Name | BadHost | None) -> Decision:
+        """Judge the hello against the destination (law 3) and set the connection's host."""
+        connection = self.connection
+        target = connection.destination
+        if isinstance(claimed, BadHost):
+            connection.host = target.proved or target.address if not self._explained else None
+            return Decision("deny", claimed.reason)
+        if target.proved is not None:
+            connection.host = target.proved
+            if claimed is not None and claimed != target.proved:
+                return Decision("deny", Reason.SNI_MISMATCH)
+        elif self._explained:
+            if claimed is None:
+                return Decision("deny", Reason.NO_SNI)
+            connection.host = claimed
+        else:
+            return self._judge_literal(claimed)
+        return self._refine(self._judge(ConnectionAttempt(connection.host, target.port, "https")))
+
+    def _judge_literal(self, claimed: Name | None) -> Decision:
+        """A bare address: an entry for the address, or one for the claimed name whose `addresses` cover it."""
+        connection = self.connection
+        address, port = connection.destination.address, connection.destination.port
+        assert address is not None
+        connection.host = address
+        decision = self._judge(ConnectionAttempt(address, port, "https"))
+        if decision.allowed or claimed is None or decision.reason is not Reason.IP_LITERAL:
+            if decision.allowed and decision.treatment == "inspect" and claimed is not None:
+                return Decision("deny", Reason.SNI_MISMATCH, decision.entry)
+            return decision
+        named = self._judge(ConnectionAttempt(claimed, port, "https"))
+        covered = named.allowed and named.entry is not None and named.entry.addresses
+        if covered and permit_address(connection.sandbox.policy, named, address) is None:
+            connection.host = claimed
+            return named
+        return decision
+
+    async def _refuse_tls(self, decision: Decision, claimed: Name | BadHost | None, data: bytes) -> None:
+        """Finish TLS and explain where a certificate for the claimed name can be made; else an alert."""
+        explainable = isinstance(claimed, tuple) or (
+            claimed is None and self.connection.destination.proved is not None
+        )
+        if explainable and decision.reason not in _MISMATCHES:
+            name = claimed if isinstance(claimed, tuple) else self.connection.destination.proved
+            assert name is not None
+            context = self.connection.services.leaves.explain_context_for(
+                self.connection.sandbox.id, format_host(name), time.monotonic()
+            )
+            if context is not None:
+                await self._inspect_tls(context, data)
+                return
+        mismatch = decision.reason in _MISMATCHES
+        await self._say(alert(ALERT_UNRECOGNIZED_NAME if mismatch else ALERT_ACCESS_DENIED))
+
+    async def _inspect_tls(self, context: ssl.SSLContext, data: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        self._handed_on = True
+        timeout = self.connection.services.settings.handshake_timeout
+        try:
+            stream = await accept_tls(loop, self.sock, context, data, timeout)
+        except ClientRejectedCa:
+            self._ended = Reason.CLIENT_REJECTED_CA
+            return
+        except (OSError, TimeoutError):
+            self._ended = Reason.BAD_TLS
+            return
+        await inspect(self.connection, stream)
+
+    # opaque bytes
+
+    async def _carry_opaque(self, decision: Decision, data: bytes, detail: str | None = None) -> None:
+        connection = self.connection
+        host = connection.host
+        assert host is not None
+        await self._commit(decision, detail)
+        policy = connection.sandbox.policy
+        dialed = await connection.services.dialer.dial(
+            host, connection.destination.port, lambda address: permit_address(policy, decision, address)
+        )
+        if isinstance(dialed, DialFailed):
+            self._ended = dialed.reason
+            if connection.tls:
+                await self._say(alert(ALERT_INTERNAL_ERROR))
+            return
+        self._upstream = dialed.address
+        self._splice = Splice(self.sock, dialed.sock, connection.services.settings.idle_timeout)
+        self._handed_on = True
+        self._ended = await self._splice.run(data)
+
+    async def _say(self, data: bytes) -> None:
+        """Send a last word so that it arrives: half-close, then drain, since unread bytes make the close a reset."""
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(1.0):
+                await loop.sock_sendall(self.sock, data)
+                self.sock.shutdown(socket.SHUT_WR)
+                self._said = True
+                for _ in range(16):
+                    if not await loop.sock_recv(self.sock, 4096):
+                        break

@@ -1,0 +1,135 @@
+"""The packet log of one sandbox: what its firewall dropped, as records, repeats counted (law 8).
+
+The first packet of a kind is written at once; the same again within `WINDOW` seconds is counted and written when the window
+closes.
+Kinds are bounded: past `KINDS` open ones, further kinds are counted under one record without a destination. What the
+kernel could not deliver (ENOBUFS) shows in the rules' own counters, which control reconciles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from egressd.gate.packets import DroppedPacket, Malformed, overran, parse_nflog
+from egressd.gate.recorder import Recorder
+from egressd.gate.sandbox import Sandbox
+from egressd.journal.record import Record, new_id
+from egressd.policy.addresses import classify
+from egressd.policy.reasons import Reason
+
+WINDOW = 1.0
+KINDS = 256
+_PROTOCOLS = {
+    1: "icmp",
+    2: "igmp",
+    6: "tcp",
+    17: "udp",
+    33: "dccp",
+    47: "gre",
+    58: "icmpv6",
+    132: "sctp",
+    136: "udplite",
+}
+"""Assigned Internet Protocol Numbers (IANA) that a sandbox is likely to try; others are written as their number."""
+
+type _Kind = tuple[int, str, int | None]
+
+
+@dataclass(slots=True)
+class _Count:
+    attempt_id: str
+    seen: int
+
+
+class PacketLog:
+    """Reads a sandbox's NFLOG socket on the running loop and writes records; `close` flushes what is counted."""
+
+    def __init__(self, sock: socket.socket, sandbox: Sandbox, recorder: Recorder) -> None:
+        """Take over the netlink socket, already bound to its group."""
+        self._sock = sock
+        self._sandbox = sandbox
+        self._recorder = recorder
+        self._loop = asyncio.get_running_loop()
+        self._counts: dict[_Kind, _Count] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self.overruns = 0
+        sock.setblocking(False)
+        self._loop.add_reader(sock, self._readable)
+
+    def close(self) -> None:
+        """Read what the kernel still holds, write every count, close the socket."""
+        self._readable()
+        self._loop.remove_reader(self._sock)
+        self._sock.close()
+        self._flush()
+
+    def _readable(self) -> None:
+        for _ in range(256):
+            try:
+                datagram = self._sock.recv(64 * 1024)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                self.overruns += overran(error)
+                return
+            packets = parse_nflog(datagram)
+            if isinstance(packets, Malformed):
+                packets = (DroppedPacket(0, 0, "", "", None, None, None, None, None, packets.size, ""),)
+            for packet in packets:
+                self._count(packet)
+
+    def _count(self, packet: DroppedPacket) -> None:
+        kind: _Kind = (packet.protocol, packet.destination, packet.destination_port)
+        if kind not in self._counts and len(self._counts) >= KINDS:
+            kind = (packet.protocol, "", None)
+        if (count := self._counts.get(kind)) is not None:
+            count.seen += 1
+            return
+        count = self._counts[kind] = _Count(new_id(), 0)
+        self._write(kind, count.attempt_id, 1)
+        if self._timer is None:
+            self._timer = self._loop.call_later(WINDOW, self._flush)
+
+    def _flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        counts, self._counts = self._counts, {}
+        for kind, count in counts.items():
+            if count.seen:
+                self._write(kind, count.attempt_id, count.seen)
+
+    def _write(self, kind: _Kind, root_id: str, packets: int) -> None:
+        protocol, destination, port = kind
+        reason = Reason.PROTOCOL_NOT_ALLOWED
+        with contextlib.suppress(
+            ValueError
+        ):  # no address: the header could not be read, or the kinds ran over
+            address = classify(ip_address(destination))
+            if address.kind == "floor" and address.reason is not None:
+                reason = address.reason
+        policy = self._sandbox.policy
+        self._recorder.put(
+            Record(
+                event="decision",
+                sandbox=self._sandbox.id,
+                attempt_id=new_id(),
+                root_id=root_id,
+                layer="packet",
+                channel="nflog",
+                verdict="deny",
+                reason=reason.value,
+                profile=policy.profile,
+                policy=policy.digest,
+                labels=self._sandbox.labels or None,
+                traceparent=self._sandbox.traceparent,
+                protocol=_PROTOCOLS.get(protocol, str(protocol)),
+                address=destination or None,
+                port=port,
+                count=packets,
+            )
+        )

@@ -1,0 +1,100 @@
+"""The recorder over the channel: records travel in batches, and an allow waits until control has written its batch."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from egressd.gate.channel import MESSAGE_LIMIT, Channel, ChannelBroken, Records, ToWorker
+from egressd.gate.recorder import AuditUnavailable
+from egressd.journal.record import Record
+
+_BATCH_BYTES = MESSAGE_LIMIT - 1024
+_RECORD_BYTES = 16 * 1024
+_WAITING = 100_000
+"""Most records not yet acknowledged; past it a flood is being written faster than the journal takes it, and allows are denied."""
+
+
+class ChannelRecorder:
+    """Implements `Recorder`; one loop turn's records make one message."""
+
+    def __init__(self, timeout: float = 5.0) -> None:
+        """Nothing can be recorded before `attach`; a commit that is not acknowledged within `timeout` seconds has failed."""
+        self._channel: Channel[Any] | None = None
+        self._timeout = timeout
+        self._pending: list[tuple[dict[str, Any], asyncio.Future[None] | None]] = []
+        self._flushing = False
+        self._batch = 0
+        self._waiting: dict[int, tuple[int, list[asyncio.Future[None]]]] = {}
+        self._outstanding = 0
+
+    def attach(self, channel: Channel[ToWorker]) -> None:
+        """Send by this channel from now on."""
+        self._channel = channel
+
+    def put(self, record: Record) -> None:
+        """See `Recorder.put`."""
+        self._add(record, None)
+
+    async def commit(self, record: Record) -> None:
+        """See `Recorder.commit`."""
+        if self._outstanding >= _WAITING:
+            raise AuditUnavailable("too many records wait for the journal")
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._add(record, written)
+        try:
+            async with asyncio.timeout(self._timeout):
+                await written
+        except TimeoutError:
+            raise AuditUnavailable("the journal did not answer in time") from None
+
+    def written(self, batch: int, *, ok: bool) -> None:
+        """Control's answer for a batch."""
+        count, futures = self._waiting.pop(batch, (0, []))
+        self._outstanding -= count
+        for future in futures:
+            if future.done():
+                continue
+            if ok:
+                future.set_result(None)
+            else:
+                future.set_exception(AuditUnavailable("the journal could not be written"))
+
+    def _add(self, record: Record, written: asyncio.Future[None] | None) -> None:
+        self._pending.append((record.as_dict(), written))
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        pending, self._pending = self._pending, []
+        batch: list[dict[str, Any]] = []
+        futures: list[asyncio.Future[None]] = []
+        size = 0
+        for fields, written in pending:
+            length = len(json.dumps(fields)) + 1
+            if length > _RECORD_BYTES:  # fields are clipped one by one; only many labels can come here
+                fields = {name: value for name, value in fields.items() if name != "labels"}
+                length = len(json.dumps(fields)) + 1
+            if batch and size + length > _BATCH_BYTES:
+                self._send(batch, futures)
+                batch, futures, size = [], [], 0
+            batch.append(fields)
+            size += length
+            if written is not None:
+                futures.append(written)
+        if batch:
+            self._send(batch, futures)
+
+    def _send(self, records: list[dict[str, Any]], futures: list[asyncio.Future[None]]) -> None:
+        self._batch += 1
+        self._waiting[self._batch] = (len(records), futures)
+        self._outstanding += len(records)
+        try:
+            if self._channel is None:
+                raise ChannelBroken("no channel")
+            self._channel.send(Records(batch=self._batch, records=tuple(records)))
+        except ChannelBroken:
+            self.written(self._batch, ok=False)

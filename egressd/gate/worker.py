@@ -1,0 +1,266 @@
+"""The worker process: carries the sandboxes that control hands it, and nothing else.
+
+It is started as `python -I -m egressd.gate.worker FD`, FD being its end of the channel. It imports everything, isolates
+itself, says
+`ready`, and then serves. It ends with the channel: without control there is no way out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any
+
+from egressd.gate import isolation
+from egressd.gate.channel import (
+    TO_WORKER,
+    Adopt,
+    Adopted,
+    Channel,
+    Configure,
+    Gone,
+    ListenerSpec,
+    Pair,
+    Ready,
+    Renew,
+    Revoke,
+    Serve,
+    Serving,
+    Stored,
+    ToWorker,
+    Written,
+    receive,
+    unsealed,
+)
+from egressd.gate.connection import Services
+from egressd.gate.dialer import Dialer
+from egressd.gate.dns import upstream
+from egressd.gate.dns.server import DnsServer
+from egressd.gate.dns.synthetic import SyntheticNames
+from egressd.gate.dns.upstream import Resolver
+from egressd.gate.door.accept import Acceptor
+from egressd.gate.door.visit import Visit
+from egressd.gate.inspector import warm as warm_inspector
+from egressd.gate.limits import Budget
+from egressd.gate.packet_log import PacketLog
+from egressd.gate.reporting import ChannelRecorder
+from egressd.gate.sandbox import Sandbox
+from egressd.gate.tls.leaves import Issuer, Leaves
+from egressd.policy.attempt import Name
+from egressd.policy.compile import CompiledPolicy, compile_policy
+from egressd.policy.effective import EffectivePolicy
+from egressd.policy.names import parse_name
+from egressd.policy.reasons import Reason
+
+_LAZY = ("ascii", "idna", "latin_1", "utf_8", "unicode_escape", "punycode", "utf_16_le", "cp1252")
+_PAIR_TIMEOUT = 3.0
+
+
+class _Tenant:
+    """A sandbox with everything of it that is open in this worker."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+        self.closers: list[Callable[[], None]] = []
+
+    def close(self, reason: Reason) -> None:
+        self.sandbox.revoked = True
+        for close in self.closers:
+            close()
+        for live in tuple(self.sandbox.live):
+            live.cut(reason)
+
+
+class Worker:
+    """The sandboxes of one worker process and its services."""
+
+    def __init__(self, services: Services, recorder: ChannelRecorder) -> None:
+        """Build the worker before it has a channel."""
+        self._services = services
+        self._recorder = recorder
+        self._tenants: dict[str, _Tenant] = {}
+        self._pairs: dict[int, asyncio.Future[None]] = {}
+        self._pair = 0
+        self._channel: Channel[Any] | None = None
+        self._over: asyncio.Future[str] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self, sock: socket.socket) -> str:
+        """Serve until the channel closes; returns why it did."""
+        loop = asyncio.get_running_loop()
+        self._over = loop.create_future()
+        self._channel = Channel(sock, TO_WORKER, self._on_message, self._on_closed)
+        self._recorder.attach(self._channel)
+        self._channel.send(Ready())
+        return await self._over
+
+    def _on_closed(self, reason: str) -> None:
+        if self._over is not None and not self._over.done():
+            self._over.set_result(reason)
+
+    def _on_message(self, message: ToWorker, fds: list[int]) -> None:
+        match message:
+            case Written():
+                self._recorder.written(message.batch, ok=message.ok)
+            case Stored():
+                if (stored := self._pairs.pop(message.pair, None)) is not None and not stored.done():
+                    stored.set_result(None)
+            case Serve():
+                self._serve(message, fds)
+            case Adopt():
+                self._adopt(message, fds)
+            case Renew():
+                self._services.leaves.replace_issuer(read_issuer(unsealed(fds.pop(0))))
+            case Revoke():
+                task = asyncio.get_running_loop().create_task(self._revoke(message))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            case Configure():
+                raise ValueError("configured twice")
+
+    def _send(self, message: Ready | Serving | Adopted | Gone | Pair) -> None:
+        assert self._channel is not None
+        self._channel.send(message)
+
+    def _serve(self, message: Serve, fds: list[int]) -> None:
+        if message.sandbox in self._tenants or len(fds) != len(message.listeners) + 2:
+            raise ValueError("serve")
+        policy = read_policy(unsealed(fds.pop(0)))
+        settings = self._services.settings
+        names = SyntheticNames(settings.dns_names)
+        names.restore(read_pairs(unsealed(fds.pop(0))))
+        sandbox = Sandbox(
+            message.sandbox, policy, names, Budget(settings), dict(message.labels), message.traceparent
+        )
+        tenant = self._tenants[sandbox.id] = _Tenant(sandbox)
+        dns = DnsServer(sandbox, self._services, lambda name, address: self._store(sandbox.id, name, address))
+        tenant.closers.append(dns.close)
+        for spec in message.listeners:
+            sock = socket.socket(fileno=fds.pop(0))
+            tenant.closers.append(self._listen(spec, sock, sandbox, dns))
+        self._send(Serving(sandbox=sandbox.id))
+
+    def _listen(
+        self, spec: ListenerSpec, sock: socket.socket, sandbox: Sandbox, dns: DnsServer
+    ) -> Callable[[], None]:
+        if spec.kind == "dns-udp":
+            dns.serve_udp(sock)
+            return sock.close
+        if spec.kind == "dns-tcp":
+            dns.serve_tcp(sock)
+            return sock.close
+        if spec.kind == "nflog":
+            return PacketLog(sock, sandbox, self._recorder).close
+        explicit = spec.kind == "explicit"
+        return Acceptor(
+            sock, lambda client: Visit(client, sandbox, self._services, explicit=explicit).run()
+        ).close
+
+    async def _store(self, sandbox: str, name: Name, address: IPv4Address) -> None:
+        """Have control keep a synthetic pair; returns once it is kept, raises TimeoutError or ChannelBroken."""
+        self._pair += 1
+        stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pairs[self._pair] = stored
+        pair = self._pair
+        try:
+            self._send(Pair(pair=pair, sandbox=sandbox, name=".".join(name), address=str(address)))
+            async with asyncio.timeout(_PAIR_TIMEOUT):
+                await stored
+        finally:
+            self._pairs.pop(pair, None)
+
+    def _adopt(self, message: Adopt, fds: list[int]) -> None:
+        policy = read_policy(unsealed(fds.pop(0)))
+        for sandbox in message.sandboxes:
+            if (tenant := self._tenants.get(sandbox)) is not None:
+                tenant.sandbox.policy = policy
+        self._send(Adopted(sandboxes=message.sandboxes, policy=policy.digest))
+
+    async def _revoke(self, message: Revoke) -> None:
+        tenant = self._tenants.pop(message.sandbox, None)
+        if tenant is not None:
+            tenant.close(Reason(message.reason))
+            deadline = asyncio.get_running_loop().time() + 1.0
+            while tenant.sandbox.live and asyncio.get_running_loop().time() < deadline:
+                await asyncio.sleep(0)  # the cut visits write their end records as they unwind
+                await asyncio.sleep(0.005)
+        self._send(Gone(sandbox=message.sandbox))
+
+
+def read_policy(payload: bytes) -> CompiledPolicy:
+    """Return the compiled policy of an effective policy's JSON; raises ValueError."""
+    return compile_policy(EffectivePolicy.model_validate_json(payload))
+
+
+def read_pairs(payload: bytes) -> list[tuple[Name, IPv4Address]]:
+    """Return the synthetic pairs of a JSON list of [name, address]; raises ValueError."""
+    pairs = []
+    for text, address in json.loads(payload):
+        name = parse_name(text)
+        if not isinstance(name, tuple):
+            raise ValueError("synthetic pair")
+        pairs.append((name, IPv4Address(address)))
+    return pairs
+
+
+def read_issuer(payload: bytes) -> Issuer:
+    """Return the issuer of a JSON object of PEM texts `chain` and `key`; raises ValueError."""
+    fields = json.loads(payload)
+    return Issuer.from_pem(fields["chain"].encode(), fields["key"].encode())
+
+
+def _warm() -> None:
+    """Import what libraries import late: after isolation there is no file system to import from."""
+    for codec in _LAZY:
+        with contextlib.suppress(LookupError):
+            "".encode(codec)
+    upstream.warm()
+    warm_inspector()
+
+
+def _limits() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def main(arguments: list[str]) -> int:
+    """Run the worker; returns its exit status."""
+    sock = socket.socket(fileno=int(arguments[0]))
+    isolation.protect_process()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # a terminal's Ctrl-C is for the sandboxed command; control ends us
+    sock.setblocking(True)
+    message, fds = receive(sock, TO_WORKER)
+    if not isinstance(message, Configure) or len(fds) != 1:
+        raise ValueError("not configured")
+    _warm()
+    _limits()
+    settings = message.settings
+    issuer = read_issuer(unsealed(fds[0]))
+    recorder = ChannelRecorder()
+    own = frozenset(message.own_addresses)
+    resolver = Resolver(settings.dns_upstream, settings.dns_timeout)
+    dialer = Dialer(resolver, settings.connect_timeout, own_addresses=own)
+    identity = None if message.identity is None else (message.identity.uid, message.identity.gid)
+    services = Services(settings, recorder, dialer, Leaves(issuer, scratch=Path("/")))
+    isolation.isolate(identity, keep=(sock.fileno(),))
+    reason = asyncio.run(Worker(services, recorder).run(sock))
+    print(f"egressd worker: channel {reason}", file=sys.stderr)  # noqa: T201 -- stderr is talk
+    return 0
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(status)

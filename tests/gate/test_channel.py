@@ -1,0 +1,145 @@
+"""The channel between control and worker: whole messages, descriptors, and an end at the first malformed one."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from egressd.gate.channel import (
+    MESSAGE_LIMIT,
+    TO_CONTROL,
+    TO_WORKER,
+    Channel,
+    ChannelBroken,
+    ListenerSpec,
+    Ready,
+    Records,
+    Serve,
+    sealed,
+    unsealed,
+)
+
+
+class End:
+    """One end that remembers what came."""
+
+    def __init__(self, sock: socket.socket, adapter: Any) -> None:
+        self.messages: list[tuple[Any, list[int]]] = []
+        self.reason: str | None = None
+        self.moved = asyncio.Event()
+        self.channel: Channel[Any] = Channel(sock, adapter, self.got, self.closed)
+
+    def got(self, message: Any, fds: list[int]) -> None:
+        self.messages.append((message, fds))
+        self.moved.set()
+
+    def closed(self, reason: str) -> None:
+        self.reason = reason
+        self.moved.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(5):
+            while not condition():
+                self.moved.clear()
+                await self.moved.wait()
+
+
+def with_pair(body: Callable[[socket.socket, End], Awaitable[None]], adapter: Any = TO_CONTROL) -> None:
+    async def run() -> None:
+        far, near = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        end = End(near, adapter)
+        try:
+            await body(far, end)
+        finally:
+            far.close()
+            end.channel.close()
+
+    asyncio.run(run())
+
+
+def test_messages_arrive_in_order_with_their_descriptors() -> None:
+    async def body(far: socket.socket, end: End) -> None:
+        sender = End(far, TO_CONTROL)
+        payload = sealed(b"policy")
+        sender.channel.send(
+            Serve(sandbox="s", listeners=(ListenerSpec(kind="transparent", family=4),)), (payload,)
+        )
+        os.close(payload)
+        for batch in range(500):
+            sender.channel.send(Serve(sandbox=f"s{batch}", listeners=()))
+        await end.until(lambda: len(end.messages) == 501)
+        message, fds = end.messages[0]
+        assert message.sandbox == "s"
+        assert unsealed(fds[0]) == b"policy"
+        assert [m.sandbox for m, _ in end.messages[1:]] == [f"s{n}" for n in range(500)]
+        sender.channel.close()
+
+    with_pair(body, TO_WORKER)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"{}", id="no type"),
+        pytest.param(b'{"type":"ready","more":1}', id="unknown field"),
+        pytest.param(b'{"type":"serve","sandbox":"x","listeners":[]}', id="a message of the other direction"),
+        pytest.param(b'{"type":"pair","pair":"x","sandbox":"a","name":"b","address":"c"}', id="wrong type"),
+        pytest.param(b"\xff\x00", id="no JSON"),
+        pytest.param(b"[" * 60_000, id="deep"),
+        pytest.param(b"x" * (MESSAGE_LIMIT + 1), id="too large"),
+    ],
+)
+def test_a_malformed_message_ends_the_channel_and_says_nothing_of_it(data: bytes) -> None:
+    async def body(far: socket.socket, end: End) -> None:
+        far.sendall(data)
+        await end.until(lambda: end.reason is not None)
+        assert not end.messages
+        assert end.reason is not None
+        assert len(end.reason) < 100
+        assert far.recv(10) == b""
+
+    with_pair(body)
+
+
+def test_the_other_side_gone_is_told_once() -> None:
+    async def body(far: socket.socket, end: End) -> None:
+        far.close()
+        await end.until(lambda: end.reason is not None)
+        assert end.reason == "closed"
+        with pytest.raises(ChannelBroken):
+            end.channel.send(Ready())
+
+    with_pair(body)
+
+
+def test_a_handler_that_raises_ends_the_channel() -> None:
+    async def body(far: socket.socket, end: End) -> None:
+        def refuse(message: Any, fds: list[int]) -> None:
+            raise ValueError("no")
+
+        end.channel._on_message = refuse  # the fault is injected where control would raise
+        far.sendall(Ready().model_dump_json().encode())
+        await end.until(lambda: end.reason is not None)
+        assert end.reason == "ValueError: no"
+
+    with_pair(body)
+
+
+def test_a_message_over_the_limit_is_not_sent() -> None:
+    async def body(far: socket.socket, end: End) -> None:
+        with pytest.raises(ChannelBroken):
+            end.channel.send(Records(batch=1, records=({"detail": "x" * MESSAGE_LIMIT},)))
+
+    with_pair(body)
+
+
+def test_a_sealed_payload_cannot_be_changed_by_who_receives_it() -> None:
+    fd = sealed(b"abc")
+    with pytest.raises(PermissionError):
+        os.pwrite(fd, b"x", 0)
+    with pytest.raises(PermissionError):
+        os.ftruncate(fd, 0)
+    assert unsealed(fd) == b"abc"

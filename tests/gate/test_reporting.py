@@ -1,0 +1,79 @@
+"""Records over the channel: an allow waits for its batch, and a journal that fails denies."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from egressd.gate.channel import MESSAGE_LIMIT, ChannelBroken, Records
+from egressd.gate.recorder import AuditUnavailable
+from egressd.gate.reporting import ChannelRecorder
+from egressd.journal.record import Record
+
+
+class FakeChannel:
+    """Keeps what is sent; `broken` refuses it."""
+
+    def __init__(self) -> None:
+        self.sent: list[Records] = []
+        self.broken = False
+
+    def send(self, message: Any) -> None:
+        if self.broken or len(message.model_dump_json()) > MESSAGE_LIMIT:
+            raise ChannelBroken("closed")
+        self.sent.append(message)
+
+
+def record(number: int = 0, **more: Any) -> Record:
+    return Record(event="decision", sandbox="s", attempt_id=f"a{number}", root_id="r", **more)
+
+
+async def turn() -> None:
+    """Let the loop run what is due."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+def test_a_commit_returns_when_its_batch_is_written_and_not_before() -> None:
+    async def body() -> None:
+        recorder, channel = ChannelRecorder(), FakeChannel()
+        recorder.attach(channel)  # type: ignore[arg-type]  # a fake
+        waiting = asyncio.ensure_future(recorder.commit(record()))
+        await turn()
+        assert len(channel.sent) == 1
+        assert not waiting.done()
+        recorder.written(channel.sent[0].batch, ok=True)
+        await waiting
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("failure", ["refused", "broken", "silent", "no channel"])
+def test_every_way_the_journal_can_fail_is_audit_unavailable(failure: str) -> None:
+    async def body() -> None:
+        recorder, channel = ChannelRecorder(timeout=0.05), FakeChannel()
+        channel.broken = failure == "broken"
+        if failure != "no channel":
+            recorder.attach(channel)  # type: ignore[arg-type]  # a fake
+        waiting = asyncio.ensure_future(recorder.commit(record()))
+        await turn()
+        if failure == "refused":
+            recorder.written(channel.sent[0].batch, ok=False)
+        with pytest.raises(AuditUnavailable):
+            await waiting
+
+    asyncio.run(body())
+
+
+def test_what_one_turn_records_travels_together_within_the_limit() -> None:
+    async def body() -> None:
+        recorder, channel = ChannelRecorder(), FakeChannel()
+        recorder.attach(channel)  # type: ignore[arg-type]  # a fake
+        for number in range(300):
+            recorder.put(record(number, detail="\x1b" * 1000))
+        await turn()
+        ids = [fields["attempt_id"] for message in channel.sent for fields in message.records]
+        assert ids == [f"a{number}" for number in range(300)]
+        assert 1 < len(channel.sent) < 60
+
+    asyncio.run(body())
