@@ -35,7 +35,7 @@ def test_a_sound_record_is_admitted_as_it_is_and_awaits_its_number() -> None:
     given_ = sound(host="a.example", port=443, labels={"task": "7"}, duration_ms=1.5, would_deny=True)
     admitted = admit(given_, {"box"}, NOW)
     assert admitted == given_ | {"seq": None}
-    assert list(admitted) == [name for name in FIELDS if name in admitted]
+    assert list(admitted)[:4] == list(FIELDS[:4])
 
 
 @pytest.mark.parametrize(
