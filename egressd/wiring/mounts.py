@@ -1,0 +1,225 @@
+"""What of the host's files a sandbox will see, arranged in the maker's own mount namespace before bubblewrap copies it.
+
+Everything happens in a private namespace, so the host's mounts are never touched and nothing is left behind. In order:
+
+1. The trees that are let in (workspace, binds, sockets) are copied out. As root they are idmapped, so that their owner
+   on disk appears as the sandbox's uid: what the sandbox writes belongs to the owner of the workspace.
+2. Directories of other people's business (HOME, /root, /home) and directories that the sandbox's uid could not enter
+   are covered with an empty tmpfs, in which the way to the let-in trees is rebuilt.
+3. The trees are attached at their own paths.
+4. What must not be seen is masked, what must not change is made read-only, *even inside a writable tree*. A mask alone
+   would not hold there: the sandbox could rename a directory above it and build its own in the old place. So every
+   directory between the tree and the mask becomes a mount point too, which cannot be renamed (EBUSY).
+"""
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from egressd.wiring import identity, kernel
+from egressd.wiring.errors import WiringError
+
+WALK_LIMIT: Final = 100_000
+"""Entries looked at, breadth first, in search of sockets in writable trees. Sockets that live in this network namespace
+are found beyond it too, by the kernel's own list."""
+
+_IDMAP_HINT: Final = (
+    "the sandbox's uid cannot write there and this file system cannot map owners (idmapped mounts: ext4, xfs, btrfs, "
+    "tmpfs from Linux 6.3 ...): run with --uid set to the owner's uid, or give the directory to uid {uid}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The paths of one sandbox; all absolute and free of symbolic links. `writable` begins with the workspace."""
+
+    writable: tuple[str, ...]
+    readonly: tuple[str, ...]
+    sockets: tuple[str, ...]
+    masks: tuple[str, ...]
+    protected: tuple[str, ...]
+    hidden: tuple[str, ...]
+    emptied: tuple[str, ...]
+    """Directories that bubblewrap will replace by empty ones, so that nothing in them needs a mask."""
+
+
+def within(path: str, directory: str) -> bool:
+    """Is `path` the directory or anything below it?"""
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
+
+
+def ancestors(path: str) -> Iterator[str]:
+    """The directories above `path`, from / down."""
+    parts = path.strip("/").split("/")
+    for count in range(len(parts)):
+        yield "/" + "/".join(parts[:count])
+
+
+def arrange(view: View, owner: tuple[int, int] | None, live_sockets: Iterable[str]) -> list[str]:
+    """Make the calling process's mount namespace (already its own) show `view`; returns notes for the operator.
+
+    `owner` is the sandbox's host uid and gid when the caller is root, None when the sandbox keeps the caller's uid.
+    Raises WiringError.
+    """
+    live = tuple(live_sockets)
+    notes = refuse_sockets(view, live)
+    try:
+        kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
+        brought = sorted({*view.writable, *view.readonly, *view.sockets}, key=_depth)
+        trees = {path: _copy(path, owner, writable=path in view.writable) for path in brought}
+        covers = _covers(view, brought, owner)
+        for cover in covers:
+            kernel.mount("tmpfs", cover, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=0755,size=1m")
+        for hidden in view.hidden:
+            if any(within(hidden, cover) for cover in covers):
+                os.makedirs(hidden, mode=0o755, exist_ok=True)
+        for path, tree in trees.items():
+            _ensure_point(path, tree, covers)
+            kernel.attach_tree(tree, path)
+            os.close(tree)
+        _close_off(view, live)
+    except OSError as error:
+        raise WiringError.from_os("mount", error, "is this a container without CAP_SYS_ADMIN?") from error
+    return notes
+
+
+def refuse_sockets(view: View, live: Iterable[str]) -> list[str]:
+    """Stop the start when a Unix socket lies in a writable tree and was not let in by name."""
+    for path in live:
+        if any(within(path, tree) for tree in view.writable) and _is_socket(path):
+            _refuse_socket(path, view)
+    seen = 0
+    queue = list(view.writable)
+    for directory in queue:
+        try:
+            entries = list(os.scandir(directory))
+        except OSError:
+            continue
+        for entry in entries:
+            seen += 1
+            if entry.is_dir(follow_symlinks=False):
+                queue.append(entry.path)
+            elif not entry.is_file(follow_symlinks=False) and _is_socket(entry.path):
+                _refuse_socket(entry.path, view)
+        if seen > WALK_LIMIT:
+            return [f"looked for Unix sockets in the first {seen} files of the writable directories only"]
+    return []
+
+
+def _refuse_socket(path: str, view: View) -> None:
+    if path in view.sockets or any(within(path, mask) for mask in view.masks):
+        return
+    hint = f"a service behind it would act for the sandbox: --socket {path} if that is wanted, otherwise remove it"
+    raise WiringError("run", f"{path} is a Unix socket inside a directory that the sandbox can write", hint)
+
+
+def _is_socket(path: str) -> bool:
+    try:
+        return stat.S_ISSOCK(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _copy(path: str, owner: tuple[int, int] | None, *, writable: bool) -> int:
+    tree = kernel.clone_tree(path)
+    if owner is None:
+        return tree
+    found = os.stat(path)
+    if found.st_uid == owner[0]:
+        return tree
+    pairs = ((found.st_uid, owner[0], 1),), ((found.st_gid, owner[1], 1),)
+    try:
+        mapping = identity.user_namespace(*pairs)
+        try:
+            kernel.map_owners(tree, mapping)
+        finally:
+            os.close(mapping)
+    except OSError as error:
+        if writable:
+            raise WiringError.from_os(
+                f"mount_setattr {path}", error, _IDMAP_HINT.format(uid=owner[0])
+            ) from error
+    return tree
+
+
+def _covers(view: View, brought: list[str], owner: tuple[int, int] | None) -> list[str]:
+    """Directories to hide behind a tmpfs, outermost only."""
+    wanted = {path for path in view.hidden if path != "/" and os.path.isdir(path)}
+    if owner is not None:
+        for path in brought:
+            if not any(path != other and within(path, other) for other in brought):
+                wanted.update(_first_closed(path, owner))
+    return sorted(
+        path for path in wanted if not any(path != other and within(path, other) for other in wanted)
+    )
+
+
+def _first_closed(path: str, owner: tuple[int, int]) -> list[str]:
+    """The first directory above `path` that the sandbox's uid may not enter, if there is one."""
+    for directory in ancestors(path):
+        found = os.stat(directory)
+        bit = 0o100 if found.st_uid == owner[0] else 0o010 if found.st_gid == owner[1] else 0o001
+        if not found.st_mode & bit:
+            if directory == "/":
+                raise WiringError("run", "the root directory is closed to other users", "chmod o+x /")
+            return [directory]
+    return []
+
+
+def _ensure_point(path: str, tree: int, covers: list[str]) -> None:
+    """Rebuild the way to a let-in tree through the tmpfs that covers it."""
+    if os.path.lexists(path) or not any(within(path, cover) for cover in covers):
+        return
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    if stat.S_ISDIR(os.fstat(tree).st_mode):
+        os.mkdir(path, 0o755)
+    else:
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o444))
+
+
+def _close_off(view: View, live: tuple[str, ...]) -> None:
+    """Masks and read-only places, and the mount points above them that keep them in place."""
+    masks = [path for path in view.masks if os.path.lexists(path)]
+    protected = [path for path in view.protected if _in_writable(path, view) and os.path.lexists(path)]
+    inner = [path for path in (*view.readonly, *view.sockets) if _in_writable(path, view)]
+    for point in sorted({p for path in (*masks, *protected, *inner) for p in _above(path, view)}, key=_depth):
+        kernel.mount(point, point, "", kernel.MS_BIND | kernel.MS_REC)
+    for path in protected:
+        kernel.mount(path, path, "", kernel.MS_BIND | kernel.MS_REC)
+        kernel.make_read_only(path)
+    for path in sorted(masks, key=_depth):
+        if os.path.lexists(path):  # not already below another mask
+            _mask(path)
+    for path in live:
+        if (
+            path not in view.sockets
+            and not any(within(path, gone) for gone in view.emptied)
+            and _is_socket(path)
+        ):
+            _mask(path)
+
+
+def _mask(path: str) -> None:
+    if os.path.isdir(path):
+        kernel.mount("tmpfs", path, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=0555,size=4k")
+        kernel.make_read_only(path)
+    else:
+        # Opening it fails: bubblewrap mounts everything but /dev without devices.
+        kernel.mount("/dev/null", path, "", kernel.MS_BIND)
+
+
+def _in_writable(path: str, view: View) -> bool:
+    return any(path != tree and within(path, tree) for tree in view.writable)
+
+
+def _above(path: str, view: View) -> Iterator[str]:
+    """The directories strictly between a writable tree and `path`."""
+    for tree in view.writable:
+        if path != tree and within(path, tree):
+            yield from (point for point in ancestors(path) if point != tree and within(point, tree))
+
+
+def _depth(path: str) -> tuple[int, str]:
+    return path.count("/"), path
