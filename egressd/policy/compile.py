@@ -1,0 +1,307 @@
+"""From the effective policy to the form in which attempts are judged: hosts in dictionaries, patterns parsed,
+days as seconds.
+
+The theory. Entries become *rules*. A rule is filed under each of its hosts (the name itself, or the suffix
+below which it holds), or under its networks. To find the rules of a name takes one look-up for the name and
+one for each of its suffixes, however many rules there are; what comes back is a list of *levels*, the most
+specific first: exact name, then wildcards from the longest to the shortest, then `public_web`. For a literal
+address the levels are networks from the longest prefix to the shortest. Inside a level, rules stand in file
+order, the organisation's first.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from ipaddress import ip_network
+
+from egressd.policy.addresses import Network, classify
+from egressd.policy.attempt import Address, Name
+from egressd.policy.effective import EffectiveEntry, EffectivePolicy
+from egressd.policy.names import BadHost, parse_pattern
+from egressd.policy.paths import BadPattern
+from egressd.policy.requests import DEFAULT_REQUESTS, RequestPattern, parse_request_pattern
+
+type Level = tuple[Rule, ...]
+
+DEFAULT_PORTS = {"https": 443, "http": 80}
+_EVERY_SCHEME = frozenset({"https", "http", "tcp"})
+_EPOCH = dt.date(1970, 1, 1).toordinal()
+_READING = frozenset({"GET", "HEAD"})
+
+# Special-use names (RFC 6761 and its kin) and the suffixes that private networks took for themselves: never
+# on the public web.
+_PRIVATE_SUFFIXES = frozenset(
+    {"alt", "arpa", "example", "i2p", "internal", "invalid", "local", "localhost", "onion", "test"}
+) | frozenset(
+    {"corp", "domain", "home", "host", "intranet", "lan", "localdomain", "mail", "private", "workgroup"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One entry, compiled.
+
+    `order` is its place in the file. `schemes` and `ports` are what it covers, None being every port.
+    `patterns` is empty for a deny of everything and for what is not inspected. `end` is the Unix second from
+    which it is absent.
+    """
+
+    entry: EffectiveEntry
+    order: int
+    schemes: frozenset[str]
+    ports: frozenset[int] | None
+    patterns: tuple[RequestPattern, ...]
+    end: float
+
+    @property
+    def is_deny(self) -> bool:
+        """Whether the rule denies."""
+        return self.entry.effect == "deny"
+
+    @property
+    def is_opaque(self) -> bool:
+        """Whether what the rule allows is carried without being read: a tunnel or a relay."""
+        return self.entry.treatment != "inspect"
+
+    @property
+    def looks_at_paths(self) -> bool:
+        """Whether the rule has any path but `/**`, so that targets on its host must be canonical."""
+        return any(not pattern.path.is_everything for pattern in self.patterns)
+
+    def is_live(self, now: float) -> bool:
+        """Say whether the rule is in force; were `now` no number, denials would be and nothing else."""
+        return not now >= self.end if self.is_deny else now < self.end
+
+    def covers(self, scheme: str, port: int) -> bool:
+        """Say whether the rule speaks of this scheme on this port.
+
+        Where a rule has both schemes, their own ports stay with them: no cleartext on 443, no TLS on 80.
+        """
+        if scheme not in self.schemes or (self.ports is not None and port not in self.ports):
+            return False
+        if self.is_deny or len(self.schemes) == 1 or self.is_opaque:
+            return True
+        return not any(port == own and scheme != other for other, own in DEFAULT_PORTS.items())
+
+    def lanes(self) -> Iterator[tuple[str, int]]:
+        """Give each scheme and port that an allow or ask covers."""
+        for port in sorted(self.ports or ()):
+            yield from ((scheme, port) for scheme in sorted(self.schemes) if self.covers(scheme, port))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompiledPolicy:
+    """A policy ready to judge; made by `compile_policy` only, swapped whole, never changed."""
+
+    effective: EffectivePolicy
+    digest: str
+    observe_end: float
+    registrable: Callable[[Name], bool]
+    exact: dict[str, Level]
+    below: dict[str, Level]
+    web: Level
+    networks: tuple[tuple[int, int, dict[int, Level]], ...]
+
+    @property
+    def profile(self) -> str:
+        """The profile's name."""
+        return self.effective.profile
+
+    @property
+    def mode(self) -> str:
+        """`enforce` or `observe`."""
+        return self.effective.mode
+
+    def observes(self, now: float) -> bool:
+        """Say whether a default deny is only noted at this time."""
+        return self.effective.mode == "observe" and now < self.observe_end
+
+    def levels_of_name(self, name: Name) -> list[Level]:
+        """Return the rules that speak of `name`, by level; expired ones are still among them."""
+        text = ".".join(name)
+        levels = [level] if (level := self.exact.get(text)) else []
+        if self.below:
+            dot = text.find(".")
+            while dot >= 0:
+                if found := self.below.get(text[dot + 1 :]):
+                    levels.append(found)
+                dot = text.find(".", dot + 1)
+        if self.web and self.registrable(name):
+            levels.append(self.web)
+        return levels
+
+    def levels_of_address(self, address: Address) -> list[Level]:
+        """Return the rules whose networks, standing alone, hold `address`, by level."""
+        value, bits = int(address), address.max_prefixlen
+        return [
+            level
+            for version, length, found in self.networks
+            if version == address.version and (level := found.get(value >> (bits - length)))
+        ]
+
+
+def looks_registrable(name: Name) -> bool:
+    """Say whether a name could be registered by anybody: two labels or more under a top-level domain that is
+    no special-use one.
+
+    What `compile_policy` takes when no list of public suffixes is handed in; `rulefiles` has one.
+    """
+    top = name[-1] if name else ""
+    return len(name) >= 2 and top not in _PRIVATE_SUFFIXES and (top.isalpha() or top.startswith("xn--"))
+
+
+def compile_policy(
+    effective: EffectivePolicy, registrable: Callable[[Name], bool] = looks_registrable
+) -> CompiledPolicy:
+    """Return the policy in the form that `decide` takes; ValueError, with the entry's place, on what
+    `rulefiles` should have refused.
+
+    `registrable` says which names `public_web` may cover; it must be pure and total.
+    """
+    if effective.mode == "observe" and effective.observe_until is None:
+        raise ValueError("a profile that only observes needs the day on which it ends")
+    exact: dict[str, Level] = {}
+    below: dict[str, Level] = {}
+    web: Level = ()
+    networks: dict[tuple[int, int], dict[int, Level]] = {}
+    parsed: dict[str, RequestPattern] = {}
+    ordered = sorted(effective.entries, key=lambda entry: entry.origin != "organisation")
+    for order, entry in enumerate(ordered):
+        rule = _rule(entry, order, parsed)
+        alone = (rule,)
+        for host in dict.fromkeys(entry.hosts):
+            wildcard = host.startswith("*.")
+            filed, key = (below, host[2:]) if wildcard else (exact, host)
+            filed[key] = filed[key] + alone if key in filed else alone
+        if entry.public_web:
+            web += alone
+        if not entry.hosts and not entry.public_web:
+            for network in networks_of(entry.addresses):
+                shelf = networks.setdefault((network.version, network.prefixlen), {})
+                shift = network.max_prefixlen - network.prefixlen
+                value = int(network.network_address) >> shift
+                shelf[value] = shelf.get(value, ()) + alone
+    by_length = sorted(networks.items(), key=lambda item: -item[0][1])
+    return CompiledPolicy(
+        effective=effective,
+        digest=effective.digest(),
+        observe_end=end_of(effective.observe_until),
+        registrable=registrable,
+        exact=exact,
+        below=below,
+        web=web,
+        networks=tuple((version, length, found) for (version, length), found in by_length),
+    )
+
+
+def end_of(day: dt.date | None) -> float:
+    """Return the Unix second at which `day` is over in UTC; None is never over."""
+    return math.inf if day is None else float((day.toordinal() - _EPOCH + 1) * 86400)
+
+
+def networks_of(texts: Iterable[str]) -> tuple[Network, ...]:
+    """Return the networks of an entry; ValueError for host bits, odd spellings, and IPv4 in IPv6 clothes."""
+    networks = tuple(ip_network(text) for text in texts)
+    for text, network in zip(texts, networks, strict=True):
+        if str(network) != text:
+            raise ValueError(f"the network is not in normal form; write '{network}'")
+        if network.version == 6 and int(network.network_address) >> 32 == 0xFFFF:
+            raise ValueError("an IPv4 network is written as IPv4")
+    return networks
+
+
+def _rule(entry: EffectiveEntry, order: int, parsed: dict[str, RequestPattern]) -> Rule:
+    problem = _bad_destination(entry) or _bad_lane(entry) or _bad_terms(entry)
+    if problem is not None:
+        raise ValueError(f"{entry.place}: rule {entry.id}: {problem}")
+    texts = entry.requests
+    if not texts and entry.effect != "deny" and entry.treatment == "inspect":
+        texts = DEFAULT_REQUESTS
+    patterns = tuple(_pattern(entry, text, parsed) for text in texts)
+    if entry.public_web and any(
+        pattern.websocket or pattern.methods is None or not pattern.methods <= _READING
+        for pattern in patterns
+    ):
+        raise ValueError(f"{entry.place}: rule {entry.id}: public_web only reads: GET and HEAD")
+    schemes, ports = _lanes(entry)
+    return Rule(entry, order, schemes, ports, patterns, end_of(entry.expires))
+
+
+def _pattern(entry: EffectiveEntry, text: str, parsed: dict[str, RequestPattern]) -> RequestPattern:
+    pattern = parsed.get(text)
+    if pattern is None:
+        found = parse_request_pattern(text)
+        if isinstance(found, BadPattern):
+            raise ValueError(f"{entry.place}: rule {entry.id}: {found.detail}")
+        pattern = parsed[text] = found
+    return pattern
+
+
+def _lanes(entry: EffectiveEntry) -> tuple[frozenset[str], frozenset[int] | None]:
+    """Return schemes and ports of a rule.
+
+    A relay carries bytes, whatever scheme they are. A deny is read wide, for a file that names no scheme and
+    no port means the whole host, and cannot be told here from one that names the defaults: default ports
+    stand for every port, and `https` for every scheme.
+    """
+    ports = frozenset(entry.ports)
+    if entry.effect != "deny":
+        return (_EVERY_SCHEME if entry.treatment == "relay" else frozenset[str](entry.schemes)), ports
+    schemes = _EVERY_SCHEME if "https" in entry.schemes else frozenset[str](entry.schemes)
+    followed = {DEFAULT_PORTS[scheme] for scheme in entry.schemes}
+    return schemes, None if not ports or ports == followed else ports
+
+
+def _bad_destination(entry: EffectiveEntry) -> str | None:
+    if entry.public_web:
+        if entry.hosts or entry.addresses:
+            return "public_web stands alone, without hosts or addresses"
+    elif not entry.hosts and not entry.addresses:
+        return "it names no destination"
+    for host in entry.hosts:
+        pattern = parse_pattern(host)
+        if isinstance(pattern, BadHost):
+            return f"host '{host}': {pattern.detail}"
+    try:
+        networks = networks_of(entry.addresses)
+    except ValueError as error:
+        return f"addresses: {error}"
+    if entry.effect == "deny":
+        return "a deny names hosts or addresses, not both" if entry.hosts and entry.addresses else None
+    for network in networks:
+        ends = classify(network.network_address), classify(network.broadcast_address)
+        if ends[0].kind == "floor" and ends[0] == ends[1]:
+            return f"addresses: {network} lies in a range that no rule can allow ({ends[0].range})"
+    return None
+
+
+def _bad_lane(entry: EffectiveEntry) -> str | None:
+    if not entry.schemes:
+        return "it names no scheme"
+    if not entry.ports and entry.effect != "deny":
+        return "it names no port"
+    if any(not 1 <= port <= 65535 for port in entry.ports):
+        return "a port is a number from 1 to 65535"
+    if entry.treatment == "tunnel" and "http" in entry.schemes and entry.effect != "deny":
+        return "a tunnel is judged by its TLS hello, which http does not have"
+    if entry.public_web and (entry.schemes != ("https",) or entry.treatment != "inspect"):
+        return "public_web is inspected https only"
+    return None
+
+
+def _bad_terms(entry: EffectiveEntry) -> str | None:
+    if entry.treatment != "inspect" and (entry.requests or entry.credential):
+        return f"a {entry.treatment} is not read, so it has no requests and no credential"
+    if entry.public_web and (entry.effect != "allow" or entry.credential):
+        return "public_web is an allow without a credential"
+    if entry.credential is not None:
+        if entry.effect == "deny":
+            return "a deny attaches no credential"
+        if not entry.requests:
+            return "a rule with a credential names its requests"
+        if entry.schemes != ("https",):
+            return "a credential travels over https only"
+    return None
