@@ -192,7 +192,6 @@ class Entry(Said):
 class PermittingEntry(Entry):
     """What allow and ask have in common: how the traffic is treated once it may pass."""
 
-    public_web: Literal["read"] | None = Field(None, description="every public name, GET and HEAD only")
     treatment: Treatment | None = Field(
         None, description="inspect (default), tunnel (opaque TLS) or relay (raw TCP)"
     )
@@ -205,6 +204,8 @@ class PermittingEntry(Entry):
 
 class AllowEntry(PermittingEntry):
     """A destination that may be reached."""
+
+    public_web: Literal["read"] | None = Field(None, description="every public name, GET and HEAD only")
 
 
 class AskEntry(PermittingEntry):

@@ -1,0 +1,139 @@
+"""The files' own tests: claims about single requests, judged by the same `decide` as the traffic.
+
+A claim that fails keeps the file from loading. One that fails only because a rule of the file has expired since is a warning: an
+expiry at midnight must not keep egressd from starting at night.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from egressd.policy.attempt import Decision, DnsQuestion
+from egressd.policy.compile import CompiledPolicy, compile_policy
+from egressd.policy.decide import decide
+from egressd.policy.model import Test
+from egressd.policy.reasons import Reason
+from egressd.rulefiles.document import Document
+from egressd.rulefiles.problems import Code, Findings, quoted
+from egressd.rulefiles.requestline import Asked, BadLine, parse_request_line
+from egressd.rulefiles.shape import did_you_mean
+
+_VERDICTS = ("allow", "deny", "ask")
+_ADDRESS_TYPES = frozenset({"A", "AAAA"})
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """The tests of one file; `profile` is the one they speak of, None for all (the organisation's)."""
+
+    tests: list[Test]
+    document: Document
+    profile: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """One test taken apart."""
+
+    index: int
+    key: str
+    asked: Asked
+    test: Test
+
+
+def judge(policy: CompiledPolicy, asked: Asked, now: float) -> Decision:
+    """Return the decision on a request as written; a DNS question for anything but an address is denied. Total."""
+    decision = decide(policy, asked.attempt, now)
+    if isinstance(asked.attempt, DnsQuestion) and decision.allowed and asked.dns_type not in _ADDRESS_TYPES:
+        return Decision("deny", Reason.DNS_TYPE)
+    return decision
+
+
+def check_claims(
+    claims: Claims, policies: Mapping[str, CompiledPolicy], now: float, findings: Findings
+) -> None:
+    """Add a problem for each test that does not hold."""
+    profiles = [claims.profile] if claims.profile is not None else sorted(policies)
+    ids = {entry.id for name in profiles for entry in policies[name].effective.entries}
+    parsed = [_parsed(index, test, claims.document, ids, findings) for index, test in enumerate(claims.tests)]
+    for name in profiles:
+        policy = policies[name]
+        timeless: CompiledPolicy | None = None
+        for claim in parsed:
+            if claim is None:
+                continue
+            moment = claim.test.at.timestamp() if claim.test.at is not None else now
+            failure = _failure(claim, policy, moment)
+            if failure is None:
+                continue
+            timeless = timeless or _without_expiry(policy)
+            code, hint = Code.TEST_FAILED, f'egressd explain "{claim.asked.text}" --profile {name}'
+            if claim.test.at is None and _failure(claim, timeless, now) is None:
+                code, hint = (
+                    Code.TEST_EXPIRED,
+                    "a rule that it needs has expired; renew it, or give the test an `at:`",
+                )
+            under = f" under {name}" if claims.profile is None else ""
+            place = claims.document.place("tests", claim.index, claim.key)
+            findings.add(
+                claims.document.path, place, code, f"{quoted(claim.asked.text)}{under}: {failure}", hint
+            )
+
+
+def _parsed(index: int, test: Test, document: Document, ids: set[str], findings: Findings) -> _Claim | None:
+    given = [verdict for verdict in _VERDICTS if getattr(test, verdict) is not None]
+    if len(given) != 1:
+        message = "a test has exactly one of: allow, deny, ask"
+        findings.add(document.path, document.place("tests", index), Code.BAD_TEST, message)
+        return None
+    key = given[0]
+    asked = parse_request_line(getattr(test, key))
+    sound = True
+    if isinstance(asked, BadLine):
+        place = document.place("tests", index, key)
+        findings.add(
+            document.path, place, Code.BAD_TEST, f"{quoted(getattr(test, key))}: {asked.detail}", asked.hint
+        )
+        return None
+    if test.rule is not None and test.rule not in ids:
+        place = document.place("tests", index, "rule")
+        message = f"no rule has the id {quoted(test.rule)}{did_you_mean(test.rule, sorted(ids))}"
+        findings.add(document.path, place, Code.UNKNOWN_RULE, message)
+        sound = False
+    reasons = [reason.value for reason in Reason]
+    if test.reason is not None and test.reason not in reasons:
+        place = document.place("tests", index, "reason")
+        message = f"no reason is called {quoted(test.reason)}{did_you_mean(test.reason, reasons)}"
+        findings.add(document.path, place, Code.BAD_TEST, message)
+        sound = False
+    return _Claim(index, key, asked, test) if sound else None
+
+
+def _failure(claim: _Claim, policy: CompiledPolicy, now: float) -> str | None:
+    """Return how the decision differs from the claim, or None when it holds."""
+    decision = judge(policy, claim.asked, now)
+    rule = decision.entry.id if decision.entry is not None else None
+    expected: list[str] = [claim.key]
+    got: list[str] = [decision.verdict]
+    if claim.test.rule is not None:
+        expected.append(f"by {claim.test.rule}")
+    if claim.test.reason is not None:
+        expected.append(f"({claim.test.reason})")
+    holds = (
+        decision.verdict == claim.key
+        and claim.test.rule in (None, rule)
+        and claim.test.reason in (None, decision.reason.value)
+    )
+    if holds:
+        return None
+    if decision.entry is not None:
+        got.append(f"by {rule} ({decision.entry.place})")
+    got.append(f"({decision.reason})")
+    return f"expected {' '.join(expected)}, got {' '.join(got)}"
+
+
+def _without_expiry(policy: CompiledPolicy) -> CompiledPolicy:
+    """Return the policy as it was while every rule of it was in force."""
+    entries = tuple(entry.model_copy(update={"expires": None}) for entry in policy.effective.entries)
+    return compile_policy(policy.effective.model_copy(update={"entries": entries}))

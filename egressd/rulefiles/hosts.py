@@ -1,0 +1,145 @@
+"""Hosts as rule files write them: normal form or a problem that proposes it, and no wildcard over other people's names."""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import re
+
+import idna
+from publicsuffixlist import PublicSuffixList
+
+from egressd.policy.addresses import is_floor_name
+from egressd.policy.attempt import Name
+from egressd.policy.names import BadHost, HostPattern, format_name, parse_host, parse_pattern, propose_normal
+from egressd.rulefiles.problems import Code, Findings, Place, quoted
+
+_LIST_LINE = re.compile(r"\s*([^\s#]\S*)?\s*(#.*)?")
+
+
+def read_pattern(
+    raw: str, path: str, place: Place, findings: Findings, *, permits: bool
+) -> HostPattern | None:
+    """Return the host pattern that `raw` writes, or None after adding its problem.
+
+    `permits` says whether the entry allows or asks: then a name that the floor refuses is a problem too, for the entry could do
+    nothing.
+    """
+    pattern = parse_pattern(raw)
+    if isinstance(pattern, BadHost):
+        code, message, hint = _refused(raw, pattern)
+        findings.add(path, place, code, message, hint)
+        return None
+    if pattern.wildcard and not _wildcard_holds(raw, pattern, path, place, findings):
+        return None
+    if permits and is_floor_name(pattern.name) is not None:
+        findings.add(
+            path,
+            place,
+            Code.FLOOR_NAME,
+            f"{quoted(raw)} is never resolved for a sandbox, whatever a rule says",
+        )
+        return None
+    return pattern
+
+
+def read_list(content: bytes, path: str, findings: Findings) -> tuple[str, ...]:
+    """Return the hosts of a list file: one a line, `#` begins a comment. Hosts with a problem are left out."""
+    hosts: dict[str, int] = {}
+    try:
+        lines = content.decode("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        at = Place(content.count(b"\n", 0, error.start) + 1)
+        findings.add(path, at, Code.NOT_UTF8, "the line is not UTF-8", "save the file as UTF-8")
+        return ()
+    for number, line in enumerate(lines, 1):
+        match = _LIST_LINE.fullmatch(line)
+        if match is None:
+            findings.add(
+                path,
+                Place(number),
+                Code.BAD_HOST,
+                f"{quoted(line.strip())} is more than one host",
+                "one host a line",
+            )
+            continue
+        if match[1] is None:
+            continue
+        place = Place(number, match.start(1) + 1)
+        if match[1] in hosts:
+            message = f"{quoted(match[1])} stands here a second time (first in line {hosts[match[1]]})"
+            findings.add(path, place, Code.DUPLICATE_ITEM, message, "remove it")
+        elif read_pattern(match[1], path, place, findings, permits=False) is not None:
+            hosts[match[1]] = number
+    if not hosts and not any(line.strip() for line in lines):
+        findings.add(
+            path, Place(), Code.EMPTY_LIST, "the list is empty", "an empty one would not say what it means"
+        )
+    return tuple(hosts)
+
+
+@functools.cache
+def _suffixes(*, only_registry: bool) -> PublicSuffixList:
+    return PublicSuffixList(only_icann=only_registry)
+
+
+def registrable(name: Name) -> str | None:
+    """Return the registrable domain that the name belongs to, or None for a public suffix."""
+    found = _suffixes(only_registry=True).privatesuffix(format_name(name))
+    return str(found) if found is not None else None
+
+
+def _wildcard_holds(raw: str, pattern: HostPattern, path: str, place: Place, findings: Findings) -> bool:
+    base = format_name(pattern.name)
+    if _suffixes(only_registry=True).is_public(base):
+        message = f"{quoted(raw)} covers everybody's names: '{base}' is a public suffix"
+        findings.add(
+            path, place, Code.PUBLIC_SUFFIX, message, f'name a domain below it, like "*.example.{base}"'
+        )
+        return False
+    if _suffixes(only_registry=False).is_public(base):
+        message = f"{quoted(raw)} covers names that anybody can get at {base}"
+        findings.add(path, place, Code.SHARED_SUFFIX, message, "name the hosts that are needed")
+    return True
+
+
+def _refused(raw: str, bad: BadHost) -> tuple[Code, str, str]:
+    if not raw.isascii():
+        return _unicode(raw)
+    if "*" in raw.removeprefix("*."):
+        hint = "name the hosts; a wildcard is a leading '*.' on a domain of one owner"
+        return Code.BAD_WILDCARD, f"{quoted(raw)}: {bad.detail}", hint
+    if _is_address(raw):
+        hint = "write `addresses: [10.30.0.7/32]` with `ports` instead of hosts"
+        return Code.BAD_HOST, f"{quoted(raw)} is an address, not a name", hint
+    proposal = propose_normal(raw)
+    if proposal is not None:
+        return Code.NOT_NORMAL, f"{quoted(raw)} is not a host in normal form", f'write "{proposal}"'
+    return Code.BAD_HOST, f"{quoted(raw)}: {bad.detail}", ""
+
+
+def _is_address(raw: str) -> bool:
+    try:
+        ipaddress.ip_network(raw, strict=False)
+    except ValueError:
+        parsed = parse_host(raw)
+        return not isinstance(parsed, tuple | BadHost)
+    return True
+
+
+def _unicode(raw: str) -> tuple[Code, str, str]:
+    """Names outside ASCII are proposed in the form that goes over the wire (RFC 5891; mapped by UTS 46 as browsers do)."""
+    wildcard = "*." if raw.startswith("*.") else ""
+    try:
+        label_form = idna.encode(raw.removeprefix("*.").strip(), uts46=True).decode("ascii")
+    except (idna.IDNAError, UnicodeError):
+        return (
+            Code.BAD_HOST,
+            f"{quoted(raw)} holds characters that no host name has",
+            "write the name as it is in DNS",
+        )
+    return (
+        Code.NOT_NORMAL,
+        f"{quoted(raw)} holds characters outside ASCII",
+        f'if this is the host, write "{wildcard}{label_form}"',
+    )

@@ -1,0 +1,186 @@
+"""A rules folder → `Rules`, or every problem in it. The order of things is law 9: parse, validate, run the rules' own tests.
+
+Everything is judged from bytes that were read once. Nothing is resolved and nothing is dialled.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from egressd.policy.compile import CompiledPolicy, compile_policy
+from egressd.policy.effective import EffectiveEntry, EffectivePolicy
+from egressd.policy.model import OrganisationFile, ProfileFile, ServiceFile, Test
+from egressd.rulefiles.claims import Claims, check_claims
+from egressd.rulefiles.credentials import CredentialsFile, read_credentials
+from egressd.rulefiles.document import Document
+from egressd.rulefiles.entries import Library
+from egressd.rulefiles.hosts import read_list
+from egressd.rulefiles.problems import Code, Findings, Place, Problem, Problems
+from egressd.rulefiles.profiles import read_organisation, read_profile
+from egressd.rulefiles.services import Service, check_service
+from egressd.rulefiles.source import LISTS, ORGANISATION, PROFILES, SERVICES, RuleSource, read_source
+from egressd.rulefiles.yaml import parse_model, read_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """A rules folder that is sound and whose tests hold; immutable, to be swapped whole."""
+
+    source: RuleSource
+    policies: dict[str, CompiledPolicy]
+    warnings: tuple[Problem, ...] = ()
+    tests: int = 0
+
+    @property
+    def digest(self) -> str:
+        """The digest of the files: equal digests, equal rules."""
+        return self.source.digest
+
+    @property
+    def root(self) -> str:
+        """The folder as it was given; places in entries are paths below it."""
+        return self.source.root
+
+    @property
+    def profiles(self) -> list[str]:
+        """The names of all profiles, sorted."""
+        return sorted(self.policies)
+
+    def effective(self, profile: str) -> EffectivePolicy:
+        """Return what binds a sandbox under this profile; KeyError when there is no such profile."""
+        return self.policies[profile].effective
+
+    def compiled(self, profile: str) -> CompiledPolicy:
+        """Return the same, ready to judge."""
+        return self.policies[profile]
+
+
+def load_rules(
+    directory: Path, *, now: float | None = None, credentials: Path | None = None
+) -> Rules | Problems:
+    """Return the rules in `directory`, or all their problems; `now` (Unix seconds) judges expiry and untimed tests."""
+    findings = Findings(str(directory))
+    source = read_source(directory, findings)
+    known: bytes | None = None
+    if credentials is not None:
+        known = read_bytes(credentials, str(credentials), findings)
+    if findings.count:
+        return findings.problems()
+    return load_source(source, now=now, credentials=known, credentials_name=str(credentials or ""))
+
+
+def load_source(
+    source: RuleSource,
+    *,
+    now: float | None = None,
+    credentials: bytes | None = None,
+    credentials_name: str = "credentials.yaml",
+) -> Rules | Problems:
+    """Return the rules in bytes that were read before, or all their problems. Total; reads nothing."""
+    moment = time.time() if now is None else now
+    folder = _Folder(source, Findings(source.root), dt.datetime.fromtimestamp(moment, dt.UTC).date())
+    if credentials is not None:
+        folder.read_known(credentials, credentials_name)
+    folder.read()
+    if folder.findings.count:
+        return folder.findings.problems()
+    policies = {profile: compile_policy(effective) for profile, effective in folder.profiles.items()}
+    for claims in folder.claims:
+        check_claims(claims, policies, moment, folder.findings)
+    failed = folder.findings.problems()
+    if len(failed):
+        return failed
+    warnings = tuple(sorted(folder.findings.warnings))
+    return Rules(source, policies, warnings, sum(len(claims.tests) for claims in folder.claims))
+
+
+@dataclass(slots=True)
+class _Folder:
+    """A folder being read; each step adds its problems and goes on."""
+
+    source: RuleSource
+    findings: Findings
+    today: dt.date
+    known: CredentialsFile | None = None
+    profiles: dict[str, EffectivePolicy] = field(default_factory=dict)
+    claims: list[Claims] = field(default_factory=list)
+
+    def read_known(self, content: bytes, name: str) -> None:
+        """Read the credentials file, which lies outside the folder and is shown by its own name."""
+        apart = Findings()
+        self.known = read_credentials(content, name, apart)
+        self.findings.errors += apart.errors
+        self.findings.left_out += apart.left_out
+
+    def read(self) -> None:
+        """Read lists, services, the organisation file and the profiles, in the order of what they refer to."""
+        lists = {
+            path: read_list(self.source.files[path], path, self.findings) for path in self.source.below(LISTS)
+        }
+        services = self._services(lists)
+        library = Library(services, frozenset(Path(path).stem for path in self.source.below(SERVICES)), lists)
+        if ORGANISATION not in self.source.files:
+            hint = "a folder without one would lose its denials unnoticed; `schema: 1` alone denies nothing"
+            self.findings.add(
+                ORGANISATION, Place(), Code.MISSING_FILE, "the organisation file is missing", hint
+            )
+            above: list[EffectiveEntry] = []
+        else:
+            above = self._organisation(library)
+        profiles = self.source.below(PROFILES)
+        if not profiles:
+            hint = "a profile is a file in profiles/, like profiles/locked-down.yaml"
+            self.findings.add(PROFILES, Place(), Code.MISSING_FILE, "there is no profile", hint)
+        for path in profiles:
+            loaded = self._model(path, ProfileFile, "profile")
+            if loaded is None:
+                continue
+            model, document = loaded
+            effective = read_profile(model, document, library, above, self.known, self.today, self.findings)
+            self.profiles[model.profile] = effective
+            self._keep_tests(model.tests, document, model.profile)
+
+    def _services(self, lists: dict[str, tuple[str, ...]]) -> dict[str, Service]:
+        services: dict[str, Service] = {}
+        for path in self.source.below(SERVICES):
+            loaded = self._model(path, ServiceFile, "service")
+            if loaded is None:
+                continue
+            before = self.findings.count
+            service = Service(*loaded)
+            check_service(service, lists, self.findings)
+            if self.findings.count == before:
+                services[service.model.service] = service
+        return services
+
+    def _organisation(self, library: Library) -> list[EffectiveEntry]:
+        loaded = parse_model(self.source.files[ORGANISATION], ORGANISATION, OrganisationFile, self.findings)
+        if loaded is None:
+            return []
+        model, document = loaded
+        self._keep_tests(model.tests, document, None)
+        return read_organisation(model, document, library, self.findings)
+
+    def _keep_tests(self, tests: list[Test], document: Document, profile: str | None) -> None:
+        if tests:
+            self.claims.append(Claims(tests, document, profile))
+
+    def _model[M: BaseModel](self, path: str, model: type[M], naming: str) -> tuple[M, Document] | None:
+        """Read a file that is named for what it defines, so that a reader of one knows the other."""
+        loaded = parse_model(self.source.files[path], path, model, self.findings)
+        if loaded is None:
+            return None
+        name, stem = getattr(loaded[0], naming), Path(path).stem
+        if name != stem:
+            place = loaded[1].place(naming)
+            message = f"the file is named {stem!r} and says {naming}: {name}"
+            self.findings.add(
+                path, place, Code.NAME_MISMATCH, message, f"rename one: {name}.yaml or {naming}: {stem}"
+            )
+            return None
+        return loaded
