@@ -1,9 +1,10 @@
 """The attacker's host: takes every TCP connection and datagram on every port of his addresses and writes
 it down.
 
-TPROXY gives one listener all ports (see topology.attacker_ruleset); the socket's own name is then where
+TPROXY gives one listener all ports (see topology.world_ruleset); the socket's own name is then where
 the client meant to go. Whatever it speaks, TLS, HTTP, DNS or nothing known, it gets an answer: an
-attack that gets through must be seen to succeed."""
+attack that gets through must be seen to succeed.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +111,8 @@ class Attacker:
 
 async def _speaks_tls(connection: socket.socket) -> bool:
     """Whether the first byte is a TLS handshake's; a client that says nothing within half a second speaks
-    none."""
+    none.
+    """
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     loop.add_reader(connection, readable.set)

@@ -1,11 +1,15 @@
 """Packet capture by AF_PACKET: counts every packet that arrives on one wire.
 
-"Nothing reached the attacker" is then a measured fact: a flow that is not in the table did not cross
-the wire, as long as `lost()` is 0. Only headers are read, so bulk transfers cost little."""
+"Nothing reached the attacker" is then a measured fact: a flow that is not in the table did not cross the
+wire, as long as `lost()` is 0. The kernel copies only headers, into a ring that is mapped here
+(linux/if_packet.h, TPACKET_V2): a plain packet socket is charged for whole packets and loses some of any
+bulk transfer.
+"""
 
 from __future__ import annotations
 
 import ipaddress
+import mmap
 import socket
 import struct
 from collections.abc import Callable
@@ -15,11 +19,21 @@ from egressd.lab.sightings import Flow
 _ETH_P_ALL = 3  # linux/if_ether.h
 _ETH_P_IP = 0x0800
 _ETH_P_IPV6 = 0x86DD
-_PACKET_OUTGOING = 4  # linux/if_packet.h
 _SOL_PACKET = 263
+_PACKET_OUTGOING = 4  # linux/if_packet.h, here and below
+_PACKET_RX_RING = 5
 _PACKET_STATISTICS = 6
-_SO_RCVBUFFORCE = 33
-_SNAP = 128  # an IPv6 header, a few extension headers and the ports
+_PACKET_VERSION = 10
+_TPACKET_V2 = 1
+_TP_STATUS_USER = 1
+_HEADER = struct.Struct(
+    "=IIIHH"
+)  # tpacket2_hdr: status, length, captured length, link offset, network offset
+_ADDRESS = struct.Struct("!2xH6xB")  # sockaddr_ll, behind the header: protocol, packet type
+_ADDRESS_AT = 32
+_FRAME = 256  # 80 for what precedes the packet, 176 for its headers
+_BLOCK = 1 << 16
+_RING = 8 << 20  # 32,768 packets between two drains
 _PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 58: "icmp6"}
 _EXTENSIONS = {0, 43, 60}  # hop-by-hop, routing, destination options (RFC 8200 section 4)
 
@@ -28,6 +42,7 @@ class Capture:
     """Counts the packets that arrive on `interface`, in the network namespace of the thread that makes it.
 
     Needs CAP_NET_RAW there. Call `drain()` whenever `fileno()` is readable and before reading `flows`.
+    `seen` is called for each packet with its flow and its first bytes, from the IP header on.
     """
 
     def __init__(
@@ -37,13 +52,12 @@ class Capture:
         self.flows: dict[tuple[str, str, str, int], Flow] = {}
         self._seen = seen
         self._lost = 0
-        self._buffer = bytearray(_SNAP)
+        self._next = 0
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0)
-        self._socket.setblocking(False)
-        try:
-            self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 32 << 20)
-        except PermissionError:  # needs CAP_NET_ADMIN in the first user namespace; take what the limit gives
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 << 20)
+        self._socket.setsockopt(_SOL_PACKET, _PACKET_VERSION, _TPACKET_V2)
+        ring = struct.pack("IIII", _BLOCK, _RING // _BLOCK, _FRAME, _RING // _FRAME)
+        self._socket.setsockopt(_SOL_PACKET, _PACKET_RX_RING, ring)
+        self._ring = mmap.mmap(self._socket.fileno(), _RING)
         self._socket.bind((interface, _ETH_P_ALL))
 
     def fileno(self) -> int:
@@ -53,31 +67,32 @@ class Capture:
     def drain(self, limit: int = 1 << 30) -> None:
         """Counts what has arrived, at most `limit` packets."""
         for _ in range(limit):
-            try:
-                length, sender = self._socket.recvfrom_into(self._buffer, _SNAP, socket.MSG_TRUNC)
-            except BlockingIOError:
+            at = self._next * _FRAME
+            status, length, captured, _, begin = _HEADER.unpack_from(self._ring, at)
+            if not status & _TP_STATUS_USER:
                 return
-            if sender[2] != _PACKET_OUTGOING:
-                self._count(memoryview(self._buffer)[: min(length, _SNAP)], sender[1], length)
+            ethertype, direction = _ADDRESS.unpack_from(self._ring, at + _ADDRESS_AT)
+            if direction != _PACKET_OUTGOING:
+                self._count(self._ring[at + begin : at + begin + captured], ethertype, length)
+            struct.pack_into("=I", self._ring, at, 0)  # the frame is the kernel's again
+            self._next = (self._next + 1) % (_RING // _FRAME)
 
     def lost(self) -> int:
-        """How many packets the kernel could not queue so far."""
+        """How many packets found the ring full since the last `forget`."""
         # The kernel sets its counters to zero when they are read (packet(7)).
         statistics = self._socket.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, 8)
         self._lost += struct.unpack("II", statistics)[1]
         return self._lost
 
     def forget(self) -> None:
-        """Drops what was counted, what is queued included."""
+        """Drops what was counted, what is queued and what was lost included."""
         self.drain()
+        self.lost()
+        self._lost = 0
         self.flows.clear()
 
-    def close(self) -> None:
-        """Ends the capture."""
-        self._socket.close()
-
-    def _count(self, packet: memoryview, ethertype: int, length: int) -> None:
-        parsed = parse_packet(bytes(packet), ethertype)
+    def _count(self, packet: bytes, ethertype: int, length: int) -> None:
+        parsed = parse_packet(packet, ethertype)
         if parsed is None:
             return
         protocol, source, address, port, opening = parsed
@@ -89,7 +104,7 @@ class Capture:
         flow.bytes += length
         flow.openings += opening
         if self._seen is not None:
-            self._seen(flow, bytes(packet))
+            self._seen(flow, packet)
 
 
 def parse_packet(packet: bytes, ethertype: int) -> tuple[str, str, str, int, bool] | None:

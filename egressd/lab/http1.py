@@ -1,5 +1,6 @@
 """A small HTTP/1.1 server for origins that must be able to misbehave: what a handler writes is what goes
-out."""
+out.
+"""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def clean_env(lab: Lab | None = None, *, home: str | None = None, trust: bool = 
         "GIT_CONFIG_GLOBAL": "/dev/null",
         "GIT_TERMINAL_PROMPT": "0",
         "NPM_CONFIG_USERCONFIG": "/dev/null",
-        "NPM_CONFIG_GLOBALCONFIG": "/dev/null",
+        "NPM_CONFIG_GLOBALCONFIG": "/nonexistent/npmrc",  # npm refuses one file for two levels
     }
     if lab is not None and trust:
         variables = (
@@ -69,7 +69,8 @@ class Lab:
     """A built lab; make one with `Lab.build()` and end it with `close()` or `with`.
 
     Safe to use from several threads. The world lives in a child process; when this process dies, so
-    does all of it."""
+    does all of it.
+    """
 
     dns = topology.DNS
 
@@ -207,7 +208,8 @@ class Lab:
         """Starts a command; the Popen's pid is the command's own. It is killed at close().
 
         `env` None is `clean_env(lab)`; `cwd` None the lab's home. `privileged` False: uid 1000 without
-        capabilities."""
+        capabilities.
+        """
         process = subprocess.Popen(
             self.join_argv(place, argv, cwd=cwd, privileged=privileged),
             env=clean_env(self) if env is None else env,
@@ -229,7 +231,8 @@ class Lab:
         """The argument list that runs `argv` in a place, for a caller with a Popen or a terminal of its own.
 
         Each wrapper becomes the next by exec. Namespaces are named by the world's own descriptors, so
-        nothing is inherited by the command."""
+        nothing is inherited by the command.
+        """
         world = f"/proc/{self._world.pid}"
         joined = [_tool("nsenter")]
         if self.rootless:
@@ -277,7 +280,8 @@ class Lab:
         port: int | None = None,
     ) -> list[Flow]:
         """The packets captured as they left `origin` (None: both), by destination. Proves nothing if any were
-        lost."""
+        lost.
+        """
         flows = [Flow(**values) for values in self.ask("flows")]
         return [
             flow

@@ -1,5 +1,6 @@
 """The lab's authoritative DNS: one server that is every zone, the hostile ones included, and logs each
-query."""
+query.
+"""
 
 from __future__ import annotations
 
@@ -266,7 +267,8 @@ async def serve_zone(zone: Zone, address: str) -> None:
 
 def entry_from(values: dict[str, object]) -> Name:
     """A `Name` from JSON values; raises ValueError for a behaviour that does not exist, TypeError for an
-    unknown key."""
+    unknown key.
+    """
     listed = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
     entry = replace(Name(), **listed)  # type: ignore[arg-type]  # checked by the caller's own signature
     if entry.behaviour not in BEHAVIOURS:

@@ -33,7 +33,8 @@ class Namespaces:
 
 def enter_user_namespace() -> None:
     """Makes the calling, single-threaded process root of a new user namespace that maps its own uid and gid
-    alone."""
+    alone.
+    """
     uid, gid = os.geteuid(), os.getegid()
     try:
         os.unshare(os.CLONE_NEWUSER)
@@ -64,8 +65,8 @@ def make_namespaces() -> Namespaces:
         command(["ip", "-batch", "-"], topology.leaf_links(addresses))
     _allow_ping()
     os.setns(world, os.CLONE_NEWNET)
-    command(["iptables-restore"], topology.attacker_ruleset(4))
-    command(["ip6tables-restore"], topology.attacker_ruleset(6))
+    command(["iptables-restore"], topology.world_ruleset(4))
+    command(["ip6tables-restore"], topology.world_ruleset(6))
     return made
 
 
@@ -80,7 +81,8 @@ def mount(source: str | None, target: str, flags: int) -> None:
 
 def bind_configuration(folder: Path) -> None:
     """Lays resolv.conf, hosts and nsswitch.conf from `folder` over the machine's, in this mount namespace
-    alone."""
+    alone.
+    """
     for name in ("resolv.conf", "hosts", "nsswitch.conf"):
         # A symbolic link (systemd-resolved's) is followed: a mount cannot lie on the link itself.
         target = os.path.realpath(f"/etc/{name}")
@@ -138,7 +140,8 @@ def _another_network() -> int:
 
 def _allow_ping() -> None:
     """Lets group 0, the one group that every lab maps, open ICMP echo sockets in the current network
-    namespace."""
+    namespace.
+    """
     try:
         Path("/proc/sys/net/ipv4/ping_group_range").write_text("0 0")
     except OSError:

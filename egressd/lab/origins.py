@@ -1,5 +1,6 @@
 """The web sites of the lab: which host is served by what, and the API origin that can misbehave in every
-known way."""
+known way.
+"""
 
 from __future__ import annotations
 

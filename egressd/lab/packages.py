@@ -1,5 +1,6 @@
 """Package indexes with a few tiny real packages, built in memory: what pip and npm need to install
-something offline."""
+something offline.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ _BUILD = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path
 
 
 def wheel(name: str, module: str, requires: tuple[str, ...] = ()) -> bytes:
-    """A wheel of version 1.0 with one module, its source given."""
+    
+"""A wheel of version 1.0 with one module, its source given."""
     package = name.replace("-", "_")
     info = f"{package}-1.0.dist-info"
     needs = "".join(f"Requires-Dist: {other}\n" for other in requires)

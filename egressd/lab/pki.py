@@ -1,7 +1,8 @@
 """The lab's own certificate authority: a root that only the lab's clients trust, and a leaf for any name.
 
 Leaves are made when a name is first asked for by SNI, so that tests can use any name. Kinds other than
-`good` are the certificates a verifying client must refuse."""
+`good` are the certificates a verifying client must refuse.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ Three namespaces, two wires, and no wire to the machine:
     open  11.0.0.3  2600:11::3 ──eth0─────to-open──┘
 
 The addresses look global on purpose: documentation and private ranges are refused by egressd itself, so
-that a lab made of them would prove nothing about an ordinary destination."""
+that a lab made of them would prove nothing about an ordinary destination.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ PASTEBIN = "11.0.0.30"
 CROWD = tuple(f"11.0.1.{last}" for last in range(1, 61))
 
 REFUSED = "11.0.0.251"
-"""An address of the world where no port listens: TCP gets a reset."""
+"""An address of the world where no port is open: TCP gets a reset."""
 BLACKHOLE = "11.0.0.250"
 """An address of nobody: packets vanish, and a dialer's timeout must end the wait."""
 
@@ -112,18 +113,24 @@ route add default via {GATEWAY[1]} dev eth0 src {v6}
 """
 
 
-def attacker_ruleset(family: int) -> str:
-    """The `iptables-restore` text (family 4 or 6) that gives the attacker all ports of his addresses.
+def world_ruleset(family: int) -> str:
+    
+"""The `iptables-restore` text of the world for family 4 or 6: the attacker has all ports of his addresses.
 
     TPROXY and not REDIRECT: it keeps the destination, which UDP has no other way to tell.
     """
-    wanted = [address for address in ATTACKERS if (":" in address) == (family == 6)]
-    rules = [
-        f"-A PREROUTING -d {address} -p {protocol} -j TPROXY --on-port {ATTACKER_PORT}"
-        for address in wanted
-        for protocol in ("tcp", "udp")
-    ]
-    return "\n".join(["*mangle", ":PREROUTING ACCEPT [0:0]", *rules, "COMMIT"]) + "\n"
+    lines = ["*mangle", ":PREROUTING ACCEPT [0:0]"]
+    for address in ATTACKERS:
+        if (":" in address) == (family == 6):
+            lines += [
+                f"-A PREROUTING -d {address} -p {protocol} -j TPROXY --on-port {ATTACKER_PORT}"
+                for protocol in ("tcp", "udp")
+            ]
+    lines += ["COMMIT"]
+    if family == 4:
+        refuse = f"-A INPUT -d {REFUSED} -p tcp -j REJECT --reject-with tcp-reset"
+        lines += ["*filter", ":INPUT ACCEPT [0:0]", refuse, "COMMIT"]
+    return "\n".join(lines) + "\n"
 
 
 def _whole(address: str) -> str:

@@ -2,7 +2,8 @@
 
 Started by `Lab.build` with one socket as its channel: JSON lines, one question, one answer. When the
 channel ends or the owner's process does, it kills what lives in the lab's namespaces, removes its
-folder and exits, so that a killed owner leaves nothing behind."""
+folder and exits, so that a killed owner leaves nothing behind.
+"""
 
 from __future__ import annotations
 
