@@ -41,8 +41,7 @@ _BUILD = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path
 
 
 def wheel(name: str, module: str, requires: tuple[str, ...] = ()) -> bytes:
-    
-"""A wheel of version 1.0 with one module, its source given."""
+    """A wheel of version 1.0 with one module, its source given."""
     package = name.replace("-", "_")
     info = f"{package}-1.0.dist-info"
     needs = "".join(f"Requires-Dist: {other}\n" for other in requires)

@@ -36,8 +36,7 @@ done
 
 
 class GitHost:
-    
-"""github.com with the public repository acme/tools; every other path asks for a login, as GitHub does."""
+    """github.com with the public repository acme/tools; every other path asks for a login, as GitHub does."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

@@ -114,8 +114,7 @@ route add default via {GATEWAY[1]} dev eth0 src {v6}
 
 
 def world_ruleset(family: int) -> str:
-    
-"""The `iptables-restore` text of the world for family 4 or 6: the attacker has all ports of his addresses.
+    """The `iptables-restore` text of the world for family 4 or 6: the attacker has all ports of his addresses.
 
     TPROXY and not REDIRECT: it keeps the destination, which UDP has no other way to tell.
     """
