@@ -1,0 +1,288 @@
+"""The configuration: flag, else `EGRESSD_*`, else egressd.yaml, else default; every key in one model.
+
+The variable of the key `a.b_c` is `EGRESSD_A_B_C`. Paths in the file are relative to the file, in flags and
+variables to the current directory.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from egressd.control.ca import CaPaths
+from egressd.control.paths import Paths, default_paths
+from egressd.gate.settings import Settings
+from egressd.rulefiles.document import Document, Node
+from egressd.rulefiles.problems import Code, Findings, Place, Problems, quoted
+from egressd.rulefiles.shape import fit
+from egressd.rulefiles.yaml import load_model
+
+PREFIX = "EGRESSD_"
+STDOUT = "-"
+
+_OTHERS = frozenset({"EGRESSD_CONFIG", "EGRESSD_PROFILE", "EGRESSD_SANDBOX"})
+"""Variables that are no keys: which file, which profile, and what a sandbox is told of itself."""
+
+# Kubernetes puts such variables into every pod that has a Service named egressd beside it
+_SERVICE_LINK = re.compile(r"EGRESSD_(SERVICE_(HOST|PORT)\w*|PORT(_\d+_\w+)?)\Z")
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; `problems` says why, each with its place."""
+
+    def __init__(self, problems: Problems) -> None:
+        super().__init__(str(problems))
+        self.problems = problems
+
+
+type PathText = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]+$")]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class DnsSection(_Section):
+    """How names are answered and asked."""
+
+    upstream: str = Field(default="system", min_length=1)
+    denied: Literal["explain", "nxdomain"] = "explain"
+
+
+class UpstreamSection(_Section):
+    """How egressd itself meets the outside."""
+
+    ca_bundle: PathText | None = None
+
+
+class LimitsSection(_Section):
+    """Limits and deadlines of a worker: seconds, bytes, counts per sandbox.
+
+    What is not given is as `gate.settings` has it.
+    """
+
+    dns_timeout: float | None = Field(default=None, gt=0)
+    dns_names: int | None = Field(default=None, gt=0, le=16_384)
+    dns_queries_per_minute: int | None = Field(default=None, gt=0)
+    first_bytes_timeout: float | None = Field(default=None, gt=0)
+    head_timeout: float | None = Field(default=None, gt=0)
+    head_bytes: int | None = Field(default=None, gt=0)
+    handshake_timeout: float | None = Field(default=None, gt=0)
+    connect_timeout: float | None = Field(default=None, gt=0)
+    idle_timeout: float | None = Field(default=None, gt=0)
+    connections: int | None = Field(default=None, gt=0)
+
+
+class ConfigFile(_Section):
+    """egressd.yaml as it is written; every key may be left out."""
+
+    schema_version: Literal[1] = Field(default=1, alias="schema")
+    rules: PathText | None = None
+    credentials: PathText | None = None
+    ca_dir: PathText | None = None
+    journal: PathText | None = None
+    state_dir: PathText | None = None
+    control_socket: PathText | None = None
+    dns: DnsSection = DnsSection()
+    upstream: UpstreamSection = UpstreamSection()
+    limits: LimitsSection = LimitsSection()
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What is in force: every path absolute, none of it made or opened; `file` is the one that was read."""
+
+    file: Path | None
+    rules: Path
+    credentials: Path
+    ca: CaPaths
+    journal: Path | Literal["-"]
+    state_dir: Path
+    control_socket: Path
+    dns: DnsSection
+    upstream: UpstreamSection
+    limits: LimitsSection
+
+    def settings(self) -> Settings:
+        """Return what a worker is told."""
+        return Settings(
+            dns_denied=self.dns.denied,
+            dns_upstream=self.dns.upstream,
+            upstream_ca=self.upstream.ca_bundle,
+            **self.limits.model_dump(exclude_none=True),
+        )
+
+    def private_paths(self) -> tuple[Path, ...]:
+        """Return what no sandbox may see, the outermost only, whether or not it exists."""
+        paths = {self.rules, self.credentials, self.ca.ca, self.state_dir, self.control_socket}
+        if isinstance(self.journal, Path):
+            paths.add(self.journal)
+        if self.file is not None:
+            paths.add(self.file)
+        return tuple(sorted(path for path in paths if paths.isdisjoint(path.parents)))
+
+
+def load_config(
+    flags: Mapping[str, str | Path | None],
+    environ: Mapping[str, str],
+    *,
+    file: Path | None = None,
+    euid: int | None = None,
+) -> Config:
+    """Return the configuration in force; raises ConfigError with every problem.
+
+    `flags` holds keys by their dotted names (`dns.upstream`), None where the flag was not given; `file` is
+    `--config`. A file that was named must exist, the default one need not.
+    """
+    findings = Findings()
+    paths = default_paths(environ, os.geteuid() if euid is None else euid)
+    chosen = file if file is not None else _from_environ(environ)
+    source = (chosen or paths.config).absolute()
+    data: dict[str, Any] = {}
+    read: Path | None = None
+    if chosen is not None or source.exists():
+        read = source
+        loaded = load_model(source, ConfigFile)
+        if isinstance(loaded, Problems):
+            raise ConfigError(loaded)
+        data = _absolute(loaded.model_dump(by_alias=True, exclude_unset=True), source.parent)
+    for key, name, text in _given(flags, environ, findings):
+        value = _fitted(key, name, text, findings)
+        if value is not None:
+            _merge(data, _absolute(value, Path.cwd()))
+    if findings.count:
+        raise ConfigError(findings.problems())
+    model = ConfigFile.model_validate(data)
+    _check_dns_upstream(model.dns.upstream, str(read or "configuration"), findings)
+    if findings.count:
+        raise ConfigError(findings.problems())
+    return _resolved(model, read, paths)
+
+
+def keys() -> dict[str, str]:
+    """Return every key by the name of its variable: `EGRESSD_DNS_UPSTREAM` → `dns.upstream`."""
+    found: dict[str, str] = {}
+    for name, info in ConfigFile.model_fields.items():
+        section = info.annotation
+        if name == "schema_version":
+            continue
+        if isinstance(section, type) and issubclass(section, _Section):
+            found |= {_variable(f"{name}.{inner}"): f"{name}.{inner}" for inner in section.model_fields}
+        else:
+            found[_variable(name)] = name
+    return found
+
+
+_PATHS = frozenset(
+    {"rules", "credentials", "ca_dir", "journal", "state_dir", "control_socket", "upstream.ca_bundle"}
+)
+
+
+def _variable(key: str) -> str:
+    return PREFIX + key.replace(".", "_").upper()
+
+
+def _from_environ(environ: Mapping[str, str]) -> Path | None:
+    text = environ.get(f"{PREFIX}CONFIG")
+    return Path(text) if text else None
+
+
+def _given(
+    flags: Mapping[str, str | Path | None], environ: Mapping[str, str], findings: Findings
+) -> Iterator[tuple[str, str, str]]:
+    """Yield (key, where it was said, text), variables before flags so that flags win."""
+    known = keys()
+    for name in sorted(environ):
+        if name in known:
+            yield known[name], name, environ[name]
+        elif name.startswith(PREFIX) and name not in _OTHERS and not _SERVICE_LINK.match(name):
+            _check_unknown(name, known, findings)
+    for key, value in flags.items():
+        if value is not None:
+            yield key, f"--{key.replace('.', '-').replace('_', '-')}", str(value)
+
+
+def _check_unknown(name: str, known: Mapping[str, str], findings: Findings) -> None:
+    # what resembles no key of ours is somebody else's: other programs may use the prefix too
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+    if near:
+        findings.add(name, Place(), Code.UNKNOWN_KEY, f"no such variable (did you mean {near[0]}?)")
+
+
+def _fitted(key: str, name: str, text: str, findings: Findings) -> dict[str, Any] | None:
+    """Return one key's text as the model reads it, nested as in the file, or None with its problem added."""
+    steps = key.split(".")
+    node = Node(Place(), scalar=text if key in _PATHS else _scalar(text))
+    for step in reversed(steps):
+        node = Node(Place(), fields={step: node}, keys={step: Place()})
+    fitted = fit(Document(name, node), ConfigFile, findings)
+    return fitted.model_dump(by_alias=True, exclude_unset=True) if fitted is not None else None
+
+
+def _scalar(text: str) -> str | int | float:
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _merge(data: dict[str, Any], over: Mapping[str, Any]) -> None:
+    for key, value in over.items():
+        if isinstance(value, dict):
+            _merge(data.setdefault(key, {}), value)
+        else:
+            data[key] = value
+
+
+def _absolute(data: dict[str, Any], base: Path, prefix: str = "") -> dict[str, Any]:
+    """Return the data with its paths absolute: `~` is the user's home, anything relative is below `base`."""
+    result: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, dict):
+            result[key] = _absolute(value, base, f"{prefix}{key}.")
+        elif prefix + key in _PATHS and value != STDOUT:
+            result[key] = os.path.normpath(base / os.path.expanduser(value))
+        else:
+            result[key] = value
+    return result
+
+
+def _check_dns_upstream(text: str, name: str, findings: Findings) -> None:
+    if text == "system":
+        return
+    from egressd.gate.dns.upstream import parse_upstream  # 50 ms of imports that most commands do without
+
+    try:
+        parse_upstream(text)
+    except ValueError as error:
+        findings.add(name, Place(), Code.BAD_VALUE, f"dns.upstream: {quoted(text)}: {error}")
+
+
+def _resolved(model: ConfigFile, read: Path | None, paths: Paths) -> Config:
+    ca = paths.ca
+    if model.ca_dir is not None and Path(model.ca_dir) != ca.ca:
+        ca = CaPaths.at(Path(model.ca_dir))
+    journal: Path | Literal["-"] = paths.journal
+    if model.journal is not None:
+        journal = "-" if model.journal == STDOUT else Path(model.journal)
+    return Config(
+        file=read,
+        rules=Path(model.rules) if model.rules else paths.rules,
+        credentials=Path(model.credentials) if model.credentials else paths.credentials,
+        ca=ca,
+        journal=journal,
+        state_dir=Path(model.state_dir) if model.state_dir else paths.state,
+        control_socket=Path(model.control_socket) if model.control_socket else paths.control_socket,
+        dns=model.dns,
+        upstream=model.upstream,
+        limits=model.limits,
+    )

@@ -1,0 +1,239 @@
+"""The configuration: who wins, what is refused, and what a worker is told of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from egressd.control.ca import CaPaths
+from egressd.control.config import Config, ConfigError, LimitsSection, keys, load_config
+from egressd.gate.settings import Settings
+
+HOME = {"HOME": "/home/ann"}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "egressd.yaml"
+
+
+def load(
+    file: Path | None, text: str | None = None, flags: Mapping[str, str | None] | None = None, /, **env: str
+) -> Config:
+    if file is not None and text is not None:
+        file.write_text(text)
+    return load_config(flags or {}, HOME | env, file=file, euid=1000)
+
+
+def problems(file: Path | None, text: str | None = None, /, **env: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(file, text, **env)
+    return [str(problem) for problem in caught.value.problems]
+
+
+EVERYTHING = """\
+schema: 1
+rules: policy/rules
+credentials: /etc/egressd/credentials.yaml
+ca_dir: ~/ca
+journal: "-"
+state_dir: ../state
+control_socket: /run/e.sock
+dns:
+  upstream: udp://192.0.2.53
+  denied: nxdomain
+upstream:
+  ca_bundle: bundle.pem
+limits:
+  dns_timeout: 1
+  dns_names: 2
+  dns_queries_per_minute: 3
+  first_bytes_timeout: 4.5
+  head_timeout: 5
+  head_bytes: 6
+  handshake_timeout: 7
+  connect_timeout: 8
+  idle_timeout: 9
+  connections: 10
+"""
+
+
+def test_every_key_reaches_its_place(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ann")
+    config = load(file, EVERYTHING)
+    assert config.file == file
+    assert config.rules == file.parent / "policy/rules"
+    assert config.credentials == Path("/etc/egressd/credentials.yaml")
+    assert config.ca == CaPaths.at(Path("/home/ann/ca"))
+    assert config.journal == "-"
+    assert config.state_dir == file.parent.parent / "state"
+    assert config.control_socket == Path("/run/e.sock")
+    assert config.settings() == Settings(
+        dns_denied="nxdomain",
+        dns_upstream="udp://192.0.2.53",
+        dns_timeout=1,
+        dns_names=2,
+        dns_queries_per_minute=3,
+        first_bytes_timeout=4.5,
+        head_timeout=5,
+        head_bytes=6,
+        handshake_timeout=7,
+        connect_timeout=8,
+        idle_timeout=9,
+        connections=10,
+        upstream_ca=str(file.parent / "bundle.pem"),
+    )
+
+
+def test_without_anything_said_the_defaults_hold_and_no_file_is_needed() -> None:
+    config = load(None)
+    assert config.file is None
+    assert config.journal == Path("/home/ann/.local/state/egressd/journal.jsonl")
+    assert config.settings() == Settings()
+
+
+def test_the_limits_are_those_that_a_worker_knows() -> None:
+    assert set(LimitsSection.model_fields) == set(Settings.model_fields) - {
+        "dns_denied",
+        "dns_upstream",
+        "upstream_ca",
+    }
+
+
+@pytest.mark.parametrize("name", sorted(LimitsSection.model_fields))
+def test_a_limit_refuses_what_a_worker_would_refuse(file: Path, name: str) -> None:
+    assert problems(file, f"limits:\n  {name}: 0\n")[0].startswith(f"{file}:2:")
+    assert problems(None, **{f"EGRESSD_LIMITS_{name.upper()}": "nan"})
+
+
+def test_flag_wins_over_variable_over_file_over_default(file: Path) -> None:
+    text = "dns: {upstream: 'udp://192.0.2.1', denied: nxdomain}\nlimits: {connections: 7}\n"
+    config = load(
+        file,
+        text,
+        {"dns.upstream": "tcp://192.0.2.3", "journal": None},
+        EGRESSD_DNS_UPSTREAM="udp://192.0.2.2",
+        EGRESSD_LIMITS_CONNECTIONS="8",
+    )
+    assert config.dns.upstream == "tcp://192.0.2.3"
+    assert config.dns.denied == "nxdomain"
+    assert config.limits.connections == 8
+
+
+def test_the_file_may_be_named_by_a_variable_and_the_flag_wins(file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text("journal: /other\n")
+    assert load(None, EGRESSD_CONFIG=str(other)).journal == Path("/other")
+    assert load(file, "journal: /file\n", EGRESSD_CONFIG=str(other)).journal == Path("/file")
+
+
+def test_the_default_file_is_read_where_it_exists(tmp_path: Path) -> None:
+    place = tmp_path / "egressd" / "egressd.yaml"
+    place.parent.mkdir()
+    place.write_text("journal: j.jsonl\n")
+    assert load(None, XDG_CONFIG_HOME=str(tmp_path)).journal == place.parent / "j.jsonl"
+
+
+def test_relative_paths_in_variables_and_flags_are_below_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = load(None, None, {"ca_dir": "ca"}, EGRESSD_JOURNAL="./j.jsonl")
+    assert (config.ca.ca, config.journal) == (tmp_path / "ca", tmp_path / "j.jsonl")
+
+
+def test_naming_the_default_authority_keeps_its_trust_directory() -> None:
+    default = load(None).ca
+    assert load(None, EGRESSD_CA_DIR=str(default.ca)).ca == default
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(
+            "jornal: x\n", ":1:1: unknown_key: 'jornal' (did you mean 'journal'?)", id="a mistyped key"
+        ),
+        pytest.param("dns:\n  denyed: nxdomain\n", ":2:3: unknown_key: 'denyed'", id="a mistyped inner key"),
+        pytest.param("dns: {denied: maybe}\n", ":1:15: bad_value: 'maybe'", id="a value that is none"),
+        pytest.param("limits: {connections: '5'}\n", ":1:23: wrong_type: ", id="a number in quotes"),
+        pytest.param("limits: {idle_timeout: .inf}\n", ":1:24: ", id="an endless deadline"),
+        pytest.param("journal: \n", ":1:", id="a key without a value"),
+        pytest.param('journal: ""\n', ":1:10: ", id="an empty path"),
+        pytest.param('journal: "a\\0b"\n', ":1:10: ", id="a path that no kernel takes"),
+        pytest.param("schema: 2\n", ":1:9: ", id="another schema"),
+        pytest.param("rules: a\nrules: b\n", ":2:1: duplicate_key", id="a key twice"),
+        pytest.param(
+            "dns: {upstream: 'https://dns.example'}\n", ":1:1: bad_value: dns.upstream", id="an upstream"
+        ),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_said_with_its_place(file: Path, text: str, expected: str) -> None:
+    assert problems(file, text)[0].startswith(f"{file}{expected}")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("EGRESSD_DNS_DENIED", "maybe", "EGRESSD_DNS_DENIED:1:1: bad_value: 'maybe'"),
+        ("EGRESSD_LIMITS_CONNECTIONS", "many", "EGRESSD_LIMITS_CONNECTIONS:1:1: wrong_type"),
+        ("EGRESSD_LIMITS_CONNECTIONS", "0", "EGRESSD_LIMITS_CONNECTIONS:1:1: bad_value"),
+        ("EGRESSD_JOURNAL", "", "EGRESSD_JOURNAL:1:1: "),
+        (
+            "EGRESSD_JORNAL",
+            "x",
+            "EGRESSD_JORNAL:1:1: unknown_key: no such variable (did you mean EGRESSD_JOURNAL?)",
+        ),
+        ("EGRESSD_DNS_UPSTREAM", "udp://dns.example", "configuration:1:1: bad_value: dns.upstream"),
+    ],
+)
+def test_what_is_wrong_in_a_variable_is_said_by_its_name(name: str, value: str, expected: str) -> None:
+    assert problems(None, **{name: value})[0].startswith(expected)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "EGRESSD_SANDBOX",
+        "EGRESSD_PROFILE",
+        "EGRESSD_SERVICE_HOST",
+        "EGRESSD_SERVICE_PORT_HTTPS",
+        "EGRESSD_PORT",
+        "EGRESSD_PORT_3128_TCP_ADDR",
+        "EGRESSD_TEST_SPEED",
+        "EGRESS_JOURNAL",
+    ],
+)
+def test_variables_that_are_no_keys_are_let_be(name: str) -> None:
+    assert load(None, **{name: "tcp://10.0.0.1:3128"}) == load(None)
+
+
+def test_a_file_that_was_named_must_exist(tmp_path: Path) -> None:
+    assert "there is no such file" in problems(tmp_path / "none.yaml")[0]
+
+
+def test_all_problems_come_at_once() -> None:
+    assert len(problems(None, EGRESSD_DNS_DENIED="maybe", EGRESSD_LIMITS_CONNECTIONS="0")) == 2
+
+
+def test_every_key_has_its_variable() -> None:
+    assert keys()["EGRESSD_DNS_UPSTREAM"] == "dns.upstream"
+    assert keys()["EGRESSD_UPSTREAM_CA_BUNDLE"] == "upstream.ca_bundle"
+    assert keys()["EGRESSD_CA_DIR"] == "ca_dir"
+    assert len(keys()) == 6 + 2 + 1 + len(LimitsSection.model_fields)
+
+
+def test_private_paths_are_the_outermost_and_hold_no_standard_output(file: Path) -> None:
+    text = "state_dir: state\njournal: state/journal.jsonl\nrules: rules\nca_dir: /x/ca\n"
+    config = load(file, text, XDG_RUNTIME_DIR="/run/user/1000")
+    assert set(config.private_paths()) == {
+        file,
+        file.parent / "rules",
+        file.parent / "state",
+        Path("/x/ca"),
+        Path("/home/ann/.config/egressd/credentials.yaml"),
+        Path("/run/user/1000/egressd/control.sock"),
+    }
+    assert all(isinstance(path, os.PathLike) for path in load(file, 'journal: "-"\n').private_paths())
