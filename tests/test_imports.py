@@ -58,7 +58,7 @@ IMPURE: dict[str, str] = {
     **dict.fromkeys(
         ("asyncio", "threading", "concurrent", "multiprocessing", "queue", "selectors"), "no concurrency"
     ),
-    **dict.fromkeys(("socket", "ssl", "http", "urllib", "subprocess", "select"), "no I/O"),
+    **dict.fromkeys(("socket", "ssl", "http", "urllib.request", "subprocess", "select"), "no I/O"),
     **dict.fromkeys(("os", "io", "pathlib", "shutil", "tempfile", "glob", "fcntl", "mmap", "sys"), "no I/O"),
     **dict.fromkeys(("time", "sched"), "no clock: `now` is an argument"),
     **dict.fromkeys(("random", "secrets", "uuid"), "the same attempt gets the same decision"),
@@ -137,8 +137,9 @@ def breach(found: Import) -> str | None:
         return f"{top} belongs in {' and '.join(places)} alone: {why}"
     here = part_of(found.module)
     if here == "policy":
-        if top in IMPURE:
-            return f"policy/ is pure, so not {top}: {IMPURE[top]}"
+        for module, why in IMPURE.items():
+            if within(found.target, (module,)):
+                return f"policy/ is pure, so not {module}: {why}"
         if top not in sys.stdlib_module_names and top not in {"pydantic", "egressd", "__future__"}:
             return f"policy/ imports the standard library and pydantic, not {top}"
     there = part_of(found.target)
@@ -189,6 +190,8 @@ CASES: list[tuple[str, str, str | None]] = [
     ("egressd.policy.decide", "def f():\n    from ..gate import door", "policy may not know gate"),
     ("egressd.policy.decide", "import time", "policy/ is pure, so not time: no clock: `now` is an argument"),
     ("egressd.policy.decide", "from datetime import datetime", None),
+    ("egressd.policy.paths", "from urllib.parse import unquote", None),
+    ("egressd.policy.paths", "from urllib import request", "policy/ is pure, so not urllib.request: no I/O"),
     ("egressd.policy.decide", "import idna", "policy/ imports the standard library and pydantic, not idna"),
     ("egressd.wiring.namespace", "import egressd.gate.door", "wiring may not know gate"),
     ("egressd.gate.door", "from egressd.control import api", "gate may not know control"),
