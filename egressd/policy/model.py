@@ -79,8 +79,11 @@ def _date(value: object) -> dt.date:
     raise UnfitError("bad_date", "a day is written like 2027-03-31 and exists in the calendar")
 
 
-def _moment(value: object) -> dt.datetime:
-    """A day stands for its noon, so that a test about the last valid day is not about a midnight."""
+def parse_moment(value: object) -> dt.datetime:
+    """Return the moment that `2027-03-31` (its noon) or `2027-03-31T18:00Z` names, in UTC; UnfitError for all else.
+
+    Noon, so that a claim about a rule's last valid day is not one about a midnight.
+    """
     try:
         if isinstance(value, str) and _MOMENT.fullmatch(value):
             moment = dt.datetime.fromisoformat(value)
@@ -122,7 +125,7 @@ _BYTE_RATE_SCHEMA = WithJsonSchema(
 type CountRate = Annotated[Rate, BeforeValidator(_count_rate), _RATE_SCHEMA]
 type ByteRate = Annotated[Rate, BeforeValidator(_byte_rate), _BYTE_RATE_SCHEMA]
 type Day = Annotated[dt.date, BeforeValidator(_date), WithJsonSchema({"type": "string", "format": "date"})]
-type Moment = Annotated[dt.datetime, BeforeValidator(_moment), WithJsonSchema({"type": "string"})]
+type Moment = Annotated[dt.datetime, BeforeValidator(parse_moment), WithJsonSchema({"type": "string"})]
 type Id = Annotated[str, AfterValidator(_id), Field(json_schema_extra={"pattern": f"^{_ID.pattern}$"})]
 type Port = Annotated[
     int, BeforeValidator(_port), WithJsonSchema({"type": "integer", "minimum": 1, "maximum": 65535})
