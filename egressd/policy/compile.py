@@ -67,6 +67,11 @@ class Rule:
         return self.entry.treatment != "inspect"
 
     @property
+    def denies_everything(self) -> bool:
+        """Whether the rule denies its hosts as a whole, on every scheme and port."""
+        return self.is_deny and not self.patterns and self.ports is None and self.schemes == _EVERY_SCHEME
+
+    @property
     def looks_at_paths(self) -> bool:
         """Whether the rule has any path but `/**`, so that targets on its host must be canonical."""
         return any(not pattern.path.is_everything for pattern in self.patterns)
@@ -241,18 +246,17 @@ def _pattern(entry: EffectiveEntry, text: str, parsed: dict[str, RequestPattern]
 
 
 def _lanes(entry: EffectiveEntry) -> tuple[frozenset[str], frozenset[int] | None]:
-    """Return schemes and ports of a rule.
+    """Return schemes and ports of a rule; a relay carries bytes, whatever scheme they are.
 
-    A relay carries bytes, whatever scheme they are. A deny is read wide, for a file that names no scheme and
-    no port means the whole host, and cannot be told here from one that names the defaults: default ports
-    stand for every port, and `https` for every scheme.
+    A deny is read wide: both schemes stand for every scheme, relays included, and no ports for every port. One that has exactly
+    the defaults of an entry (https on 443) cannot be told from one that says nothing, and covers the whole host.
     """
-    ports = frozenset(entry.ports)
+    schemes, ports = frozenset[str](entry.schemes), frozenset(entry.ports)
     if entry.effect != "deny":
-        return (_EVERY_SCHEME if entry.treatment == "relay" else frozenset[str](entry.schemes)), ports
-    schemes = _EVERY_SCHEME if "https" in entry.schemes else frozenset[str](entry.schemes)
-    followed = {DEFAULT_PORTS[scheme] for scheme in entry.schemes}
-    return schemes, None if not ports or ports == followed else ports
+        return (_EVERY_SCHEME if entry.treatment == "relay" else schemes), ports
+    if entry.schemes == ("https",) and entry.ports == (443,):
+        return _EVERY_SCHEME, None
+    return (_EVERY_SCHEME if len(schemes) > 1 else schemes), ports or None
 
 
 def _bad_destination(entry: EffectiveEntry) -> str | None:

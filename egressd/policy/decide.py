@@ -173,7 +173,7 @@ def _question(bench: _Bench) -> Decision:
     if best is not None and (best.verdict == "ask" or not bench.observes):
         return best
     for rule in bench.denials:
-        if not rule.patterns and rule.ports is None and "https" in rule.schemes:
+        if rule.denies_everything:
             return _refusal(rule)
     return _default(bench, Reason.NOT_ALLOWED)
 
