@@ -1,0 +1,144 @@
+"""One question to one configured server over our own sockets.
+
+The query is built fresh from (name, type, IN): own id, own source port, own spelling (0x20), own OPT
+record. The reply must come from the asked address and repeat the id and the question letter for letter. The
+sockets are connected, so that the kernel drops strangers' datagrams and says at once when nobody listens.
+dnspython makes and reads the messages; what it raises on hostile bytes is no closed set and never leaves
+this module.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import socket
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address
+from typing import Literal
+
+import dns.flags
+import dns.message
+import dns.name
+import dns.opcode
+import dns.rdatatype
+
+from egressd.policy.attempt import Address
+
+PAYLOAD = 1232
+"""The UDP size that we advertise: fits the smallest IPv6 MTU (DNS flag day 2020)."""
+
+_LETTER = re.compile(rb"[A-Za-z]")
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """One server that names are asked of."""
+
+    address: Address
+    port: int = 53
+    transport: Literal["udp", "tcp"] = "udp"
+
+    def __str__(self) -> str:
+        host = f"[{self.address}]" if isinstance(self.address, IPv6Address) else str(self.address)
+        return f"{self.transport}://{host}:{self.port}"
+
+
+class ReplyError(Exception):
+    """A server's reply cannot be used; the text says why, in our words."""
+
+
+async def exchange(
+    server: Upstream, name: dns.name.Name, kind: dns.rdatatype.RdataType
+) -> dns.message.Message:
+    """Ask one server once, by TCP where UDP cannot carry the reply; raises OSError or ReplyError."""
+    query = dns.message.make_query(
+        _mixed_case(name), kind, use_edns=0, payload=PAYLOAD, id=secrets.randbelow(1 << 16)
+    )
+    if server.transport == "udp":
+        reply = await _ask_udp(server, query)
+        if reply is not None:
+            return reply
+    return await _ask_tcp(server, query)
+
+
+async def _ask_udp(server: Upstream, query: dns.message.Message) -> dns.message.Message | None:
+    """Return the reply to our query, None when TCP is needed; what is no reply to it is not seen (DNS-11)."""
+    loop = asyncio.get_running_loop()
+    with _socket(server, socket.SOCK_DGRAM) as sock:
+        sock.connect(_sockaddr(server))  # a fresh source port each time
+        await loop.sock_sendall(sock, query.to_wire())
+        while True:
+            data = await loop.sock_recv(sock, 0xFFFF)
+            head = _head(data, query)
+            if head is None:
+                continue
+            # Who changes our spelling may be guessing at the question: over TCP nobody guesses.
+            if head.flags & dns.flags.TC or head.question[0].name.labels != query.question[0].name.labels:
+                return None
+            return _whole(data)
+
+
+async def _ask_tcp(server: Upstream, query: dns.message.Message) -> dns.message.Message:
+    loop = asyncio.get_running_loop()
+    with _socket(server, socket.SOCK_STREAM) as sock:
+        await loop.sock_connect(sock, _sockaddr(server))
+        message = query.to_wire()
+        await loop.sock_sendall(sock, len(message).to_bytes(2) + message)
+        data = await _receive(sock, int.from_bytes(await _receive(sock, 2)))
+    head = _head(data, query)
+    if head is None or head.flags & dns.flags.TC:
+        raise ReplyError("a reply to another question")
+    return _whole(data)
+
+
+async def _receive(sock: socket.socket, length: int) -> bytes:
+    data = b""
+    while len(data) < length:
+        more = await asyncio.get_running_loop().sock_recv(sock, length - len(data))
+        if not more:
+            raise ReplyError("the reply was cut off")
+        data += more
+    return data
+
+
+def _head(data: bytes, query: dns.message.Message) -> dns.message.Message | None:
+    """Return header and question of a reply to `query`, None for anything else."""
+    try:
+        head = dns.message.from_wire(data, question_only=True, ignore_trailing=True)
+    except Exception:  # noqa: BLE001 no closed set, and all of it means: not our reply
+        return None
+    answers = head.flags & dns.flags.QR and head.opcode() == dns.opcode.QUERY
+    return head if answers and head.id == query.id and head.question == query.question else None
+
+
+def _whole(data: bytes) -> dns.message.Message:
+    try:
+        return dns.message.from_wire(data)
+    except Exception as error:  # noqa: BLE001 as above, but it answers our question: the server is broken
+        raise ReplyError(f"a malformed reply ({type(error).__name__})") from None
+
+
+def _mixed_case(name: dns.name.Name) -> dns.name.Name:
+    """Return the name in a random spelling, which a reply must repeat (draft-vixie-dnsext-dns0x20)."""
+    return dns.name.Name(_LETTER.sub(_either_case, label) for label in name.labels)
+
+
+def _either_case(letter: re.Match[bytes]) -> bytes:
+    return letter[0].swapcase() if secrets.randbits(1) else letter[0]
+
+
+def _socket(server: Upstream, kind: socket.SocketKind) -> socket.socket:
+    family = socket.AF_INET6 if isinstance(server.address, IPv6Address) else socket.AF_INET
+    sock = socket.socket(family, kind)
+    sock.setblocking(False)
+    return sock
+
+
+def _sockaddr(server: Upstream) -> tuple[str, int] | tuple[str, int, int, int]:
+    """Return the address as the kernel takes it: a zone is an interface number, and text is never resolved."""
+    address = server.address
+    if isinstance(address, IPv4Address):
+        return str(address), server.port
+    zone = socket.if_nametoindex(address.scope_id) if address.scope_id else 0
+    return str(IPv6Address(int(address))), server.port, 0, zone

@@ -1,0 +1,317 @@
+"""The sandbox's resolver on its sockets: one message in, one judgement, one record, at most one reply.
+
+Every message, well-formed or not, is charged to the sandbox's budget and written down; what is over the
+budget is folded into counted records. A name that has its address is answered at once. A new pair is
+answered only after control has stored it and the record is written. Whatever fails on the way ends in
+SERVFAIL, never in an answer; a failing send or receive is counted, never fatal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+from typing import Any
+
+from egressd.gate.dns import gatekeeper
+from egressd.gate.dns import message as wire
+from egressd.gate.dns.gatekeeper import Plan
+from egressd.gate.dns.ledger import Channel, Ledger
+from egressd.gate.recorder import AuditUnavailable, Recorder
+from egressd.gate.sandbox import Sandbox
+from egressd.gate.settings import Settings
+from egressd.policy.attempt import Decision, DnsQuestion, Name
+from egressd.policy.decide import decide
+from egressd.policy.reasons import Reason
+
+type Store = Callable[[Name, IPv4Address], Awaitable[None]]
+type Reply = bytes | None
+
+DRAIN = 64
+"""Messages or connections taken per wake-up, so that one sandbox's flood does not hold the loop."""
+DATAGRAM = 4096
+"""Longest message read; a longer one is cut and thereby malformed."""
+WAITING = 64
+"""Queries of one sandbox that may wait for control at the same time; further ones get SERVFAIL."""
+CONNECTIONS = 32
+"""TCP connections of one sandbox to its resolver; further ones are closed at once."""
+IDLE = 5.0
+"""Seconds for one whole message over TCP, and for a reply to be taken."""
+STORE_TIMEOUT = 5.0
+"""Seconds that a new pair may take to be stored and recorded."""
+ACCEPT_PAUSE = 0.5
+"""Seconds without accepting after accept() failed, so that no error spins the loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """An allowed query for a name that has no stored address yet."""
+
+    plan: Plan
+    channel: Channel
+
+
+class DnsServer:
+    """Answers DNS for one sandbox on the sockets given to it, which it owns from then on.
+
+    `store` hands a new pair to control and returns once it is stored; any exception means that it is not.
+    `clock` is Unix time (rules expire by it), `monotonic` that of the budget.
+    """
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        settings: Settings,
+        recorder: Recorder,
+        store: Store,
+        *,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.failures = 0
+        """Sends, receives and accepts that failed."""
+        self._sandbox = sandbox
+        self._settings = settings
+        self._store = store
+        self._clock = clock
+        self._monotonic = monotonic
+        self._ledger = Ledger(sandbox, recorder, monotonic)
+        self._sockets: list[socket.socket] = []
+        self._accepted: set[socket.socket] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._storing: dict[Name, asyncio.Task[None]] = {}
+        self._waiting = 0
+        self._closed = False
+
+    def serve_udp(self, sock: socket.socket) -> None:
+        """Answer what arrives on a bound UDP socket; call it in the running loop."""
+        sock.setblocking(False)
+        self._sockets.append(sock)
+        self._ledger.watch(sock)
+        asyncio.get_running_loop().add_reader(sock, self._receive, sock)
+
+    def serve_tcp(self, sock: socket.socket) -> None:
+        """Answer on the connections of a listening TCP socket; call it in the running loop."""
+        sock.setblocking(False)
+        self._sockets.append(sock)
+        asyncio.get_running_loop().add_reader(sock, self._accept, sock)
+
+    async def close(self) -> None:
+        """Stop: write the last counts, close sockets and connections. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._ledger.close()
+        for sock in self._sockets:
+            asyncio.get_running_loop().remove_reader(sock)
+            sock.close()
+        tasks = [*self._tasks, *self._storing.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for sock in self._accepted:  # of tasks that were cancelled before they began
+            sock.close()
+
+    # what a message comes to
+
+    def _answer(self, message: bytes, channel: Channel) -> Reply | _Pending:
+        """Judge a message and record it: the reply, or what has to wait for control first. Never raises."""
+        try:
+            if not self._sandbox.budget.dns_query(self._monotonic()):
+                return self._over_budget(message, channel)
+            plan = self._plan(message)
+            if plan.kind != "reserve":
+                return self._recorded(plan, channel)
+            if self._waiting >= WAITING:
+                self._ledger.count((Reason.DNS_BUDGET, channel, "too many new names at once"), lambda: plan)
+                return wire.brief(message, wire.SERVFAIL)
+            self._waiting += 1
+            return _Pending(plan, channel)
+        except Exception as error:  # noqa: BLE001 law 1: whatever went wrong while judging, it is denied
+            self._ledger.count((Reason.INTERNAL_ERROR, channel, type(error).__name__))
+            return wire.brief(message, wire.SERVFAIL)
+
+    def _plan(self, message: bytes) -> Plan:
+        return gatekeeper.plan(message, self._judge, self._sandbox.names, self._settings.dns_denied)
+
+    def _judge(self, name: Name) -> Decision:
+        if self._sandbox.revoked:
+            return Decision("deny", Reason.REVOKED)
+        return decide(self._sandbox.policy, DnsQuestion(name), self._clock())
+
+    def _over_budget(self, message: bytes, channel: Channel) -> Reply:
+        """Refuse cheaply. REFUSED reads as a temporary failure; NXDOMAIN would deny names that exist."""
+        kind = (Reason.DNS_BUDGET, channel, "over the queries of a minute")
+        self._ledger.count(kind, lambda: self._plan(message))
+        return wire.brief(message, wire.REFUSED)
+
+    def _recorded(self, plan: Plan, channel: Channel) -> Reply:
+        """Write the record, then give the reply: what could not be handed over is not answered."""
+        record = self._ledger.record(plan, channel)
+        self._ledger.write(record)
+        if plan.name is not None and plan.decision.allowed:
+            self._sandbox.names.touch(plan.name, record.attempt_id)
+        return plan.pack(udp=channel == "dns-udp")
+
+    async def _reserve(self, pending: _Pending) -> Reply:
+        """Give an allowed name its address, have pair and record stored, then answer."""
+        plan, channel = pending.plan, pending.channel
+        assert plan.name is not None  # only a name is ever allowed
+        try:
+            async with asyncio.timeout(STORE_TIMEOUT):
+                address = await self._stored(plan.name)
+                if isinstance(address, Reason):
+                    return self._recorded(plan.refused(wire.NXDOMAIN, address), channel)
+                record = self._ledger.record(plan, channel)
+                await self._ledger.commit(record)
+            self._sandbox.names.touch(plan.name, record.attempt_id)
+            return plan.with_address(address).pack(udp=channel == "dns-udp")
+        except (AuditUnavailable, TimeoutError) as error:
+            return self._unanswered(plan, channel, Reason.AUDIT_UNAVAILABLE, error)
+        except Exception as error:  # noqa: BLE001 law 1: a broken store answers nothing
+            return self._unanswered(plan, channel, Reason.INTERNAL_ERROR, error)
+        finally:
+            self._waiting -= 1
+
+    def _unanswered(self, plan: Plan, channel: Channel, reason: Reason, error: Exception) -> Reply:
+        refused = plan.refused(wire.SERVFAIL, reason)
+        record = self._ledger.record(refused, channel)
+        record.detail = f"{refused.outcome}: {type(error).__name__}"
+        self._ledger.note(record)
+        return refused.pack(udp=channel == "dns-udp")
+
+    async def _stored(self, name: Name) -> IPv4Address | Reason:
+        """Return the name's address once control has it; queries for one name share one request."""
+        address = self._sandbox.names.reserve(name)
+        if isinstance(address, Reason) or self._sandbox.names.address_of(name) is not None:
+            return address
+        task = self._storing.get(name)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._store_pair(name, address))
+            self._storing[name] = task
+            task.add_done_callback(lambda done: self._forget(name, done))
+        await asyncio.shield(task)
+        return address
+
+    async def _store_pair(self, name: Name, address: IPv4Address) -> None:
+        async with asyncio.timeout(STORE_TIMEOUT):  # its own: who asked first may be gone before
+            await self._store(name, address)
+        self._sandbox.names.confirm(name)
+
+    def _forget(self, name: Name, task: asyncio.Task[None]) -> None:
+        del self._storing[name]
+        if not task.cancelled():
+            task.exception()  # seen by who still waits; nobody has to
+
+    # UDP
+
+    def _receive(self, sock: socket.socket) -> None:
+        for _ in range(DRAIN):
+            try:
+                message, peer = sock.recvfrom(DATAGRAM)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:  # an ICMP error for an earlier reply
+                self.failures += 1
+                continue
+            reply = self._answer(message, "dns-udp")
+            if isinstance(reply, _Pending):
+                self._spawn(self._send_later(sock, reply, peer))
+            elif reply is not None:
+                self._send(sock, reply, peer)
+        self._ledger.arm()  # a full drain is what a flood looks like: see then what the kernel dropped
+
+    async def _send_later(self, sock: socket.socket, pending: _Pending, peer: Any) -> None:
+        reply = await self._reserve(pending)
+        if reply is not None and not self._closed:
+            self._send(sock, reply, peer)
+
+    def _send(self, sock: socket.socket, reply: bytes, peer: Any) -> None:
+        try:
+            sock.sendto(reply, peer)
+        except OSError:  # a full buffer, a closed port, an ICMP error: the client asks again
+            self.failures += 1
+
+    # TCP
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(DRAIN):
+            try:
+                sock, _peer = listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:  # out of descriptors: wait for some to come back
+                self.failures += 1
+                self._pause(listener)
+                return
+            if len(self._accepted) >= CONNECTIONS:
+                sock.close()
+                self._ledger.count((Reason.TOO_MANY_CONNECTIONS, "dns-tcp", "too many to the resolver"))
+                continue
+            sock.setblocking(False)
+            self._accepted.add(sock)
+            self._spawn(self._carry(sock))
+
+    def _pause(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listener)
+
+        def resume() -> None:
+            if not self._closed:
+                loop.add_reader(listener, self._accept, listener)
+
+        loop.call_later(ACCEPT_PAUSE, resume)
+
+    async def _carry(self, sock: socket.socket) -> None:
+        """Serve one connection: message after message in order, each under its deadline (RFC 7766)."""
+        writer = None
+        try:
+            reader, writer = await asyncio.open_connection(sock=sock, limit=2 * DATAGRAM)
+            asked = 0
+            while (message := await self._next_message(reader, asked)) is not None:
+                asked += 1
+                reply = self._answer(message, "dns-tcp")
+                if isinstance(reply, _Pending):
+                    reply = await self._reserve(reply)
+                if reply is None:
+                    return
+                writer.write(len(reply).to_bytes(2) + reply)
+                async with asyncio.timeout(IDLE):
+                    await writer.drain()
+        except OSError:  # the client went away, or does not read (TimeoutError)
+            self.failures += 1
+        finally:
+            self._accepted.discard(sock)
+            if writer is None:
+                sock.close()
+            else:
+                writer.close()
+
+    async def _next_message(self, reader: asyncio.StreamReader, asked: int) -> bytes | None:
+        """Return the next message; None when there is none, with a record where that was no clean end."""
+        begun = False
+        try:
+            async with asyncio.timeout(IDLE):
+                head = await reader.readexactly(2)
+                begun = True
+                length = int.from_bytes(head)
+                if 0 < length <= DATAGRAM:
+                    return await reader.readexactly(length)
+            problem = "a message length that no query has"
+        except asyncio.IncompleteReadError as error:
+            problem = "cut off in a message" if begun or error.partial else ""
+        except TimeoutError:
+            problem = "no whole message in time" if begun else ""
+        if not problem and asked == 0:
+            problem = "a connection without a query"
+        if problem:
+            self._ledger.count((Reason.BAD_DNS, "dns-tcp", problem))
+        return None
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
