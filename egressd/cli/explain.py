@@ -104,10 +104,10 @@ def _lines(found: Explanation, root: str) -> list[str]:
     if found.tried:
         lines.append("  tried (* decides, + covers, - misses, x expired):")
     for tried in found.tried:
-        via = f" via {tried.entry.via}" if tried.entry.via else ""
+        via = f" via {root}/{tried.entry.via}" if tried.entry.via else ""
         mark = _STANDINGS[tried.standing]
         lines.append(
-            f"    {mark} {tried.entry.effect} {tried.entry.id} ({tried.entry.place}{via}): {tried.why}"
+            f"    {mark} {tried.entry.effect} {tried.entry.id} ({root}/{tried.entry.place}{via}): {tried.why}"
         )
     if found.untold:
         lines.append(

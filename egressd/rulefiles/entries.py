@@ -14,7 +14,7 @@ from typing import Literal
 from egressd.policy.effective import Effect, EffectiveEntry, EntryLimits, Scheme, Treatment
 from egressd.policy.model import AllowEntry, AskEntry, DenyEntry, Limits, PermittingEntry, slug
 from egressd.rulefiles.document import Document, Step
-from egressd.rulefiles.hosts import read_pattern
+from egressd.rulefiles.hosts import is_shared, read_pattern
 from egressd.rulefiles.networks import is_public, read_network
 from egressd.rulefiles.problems import Code, Findings, quoted
 from egressd.rulefiles.services import Service, check_request, expand
@@ -243,6 +243,8 @@ class Reader:
             part = reach.entry
             treatment = part.treatment or "inspect"
             hosts = reach.hosts or self.library.lists.get(part.hosts_from or "", ())
+            if permits:
+                self._warn_shared(hosts, (*where, "service"))
             yield {
                 **_reach(part.schemes, part.ports, treatment, permits=permits),
                 "hosts": hosts,
@@ -254,11 +256,18 @@ class Reader:
     def _hosts(self, entry: AnyEntry, where: tuple[Step, ...]) -> tuple[str, ...]:
         permits = isinstance(entry, PermittingEntry)
         if entry.hosts_from is not None:
-            return self._list(entry.hosts_from, where)
+            listed = self._list(entry.hosts_from, where)
+            if permits:
+                self._warn_shared(listed, (*where, "hosts_from"))
+            return listed
         hosts = entry.hosts or ()
         for index, raw in enumerate(hosts):
             place = self.document.place(*where, "hosts", index)
-            read_pattern(raw, self.document.path, place, self.findings, permits=permits)
+            if (
+                read_pattern(raw, self.document.path, place, self.findings, permits=permits) is not None
+                and permits
+            ):
+                self._warn_shared((raw,), (*where, "hosts", index))
         return tuple(hosts)
 
     def _list(self, path: str, where: tuple[Step, ...]) -> tuple[str, ...]:
@@ -272,6 +281,12 @@ class Reader:
             "lists are files in lists/, like lists/docs.txt",
         )
         return ()
+
+    def _warn_shared(self, hosts: Iterable[str], steps: tuple[Step, ...]) -> None:
+        for host in hosts:
+            if is_shared(host):
+                message = f"{quoted(host)} covers names that anybody can get at {host[2:]}"
+                self.note(steps, Code.SHARED_SUFFIX, message, "name the hosts that are needed")
 
     def _addresses(self, addresses: list[str] | None, where: tuple[Step, ...]) -> tuple[str, ...]:
         for index, raw in enumerate(addresses or ()):

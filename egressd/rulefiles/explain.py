@@ -15,12 +15,14 @@ from egressd.policy.decide import Trial, trials
 from egressd.policy.effective import EffectiveEntry
 from egressd.policy.names import format_host
 from egressd.policy.reasons import WORDS, Reason
+from egressd.policy.requests import RequestPattern, parse_request_pattern
 from egressd.rulefiles.claims import judge
 from egressd.rulefiles.load import Rules
 from egressd.rulefiles.requestline import Asked
 
 MOST_TRIED = 20
 MOST_RELATED = 5
+_SHORT_QUERY = 80
 
 type Standing = Literal["decides", "covers", "misses", "expired", "elsewhere"]
 
@@ -153,7 +155,9 @@ def _host(attempt: Attempt) -> Name | Address:
     return attempt.name if isinstance(attempt, DnsQuestion) else attempt.host
 
 
-def _change(policy: CompiledPolicy, asked: Asked, decision: Decision, tried: list[Tried], now: float) -> str:
+def _change(
+    policy: CompiledPolicy, asked: Asked, decision: Decision, tried: list[Tried], now: float, root: str
+) -> str:
     """Return the narrowest change that would allow a denied attempt, when there is an easy one that surely does."""
     entry = decision.entry
     if decision.verdict == "ask":
@@ -162,14 +166,14 @@ def _change(policy: CompiledPolicy, asked: Asked, decision: Decision, tried: lis
     if decision.allowed:
         return ""
     if decision.reason in (Reason.DENIED_BY_RULE, Reason.DENIED_BY_ORGANISATION) and entry is not None:
-        return f"a deny wins over every allow; it stands at {entry.place}"
+        return f"a deny wins over every allow; it stands at {root}/{entry.place}"
     if decision.reason.startswith("floor_"):
         return "no rule can allow this"
     expired = next(
         (one.entry for one in tried if one.standing == "expired" and one.entry.effect != "deny"), None
     )
     if expired is not None:
-        return f"{expired.id} has expired; renew it ({expired.place})"
+        return f"{expired.id} has expired; renew it ({root}/{expired.place})"
     proposal = _proposal(asked.attempt)
     if proposal is None:
         return ""
@@ -180,9 +184,10 @@ def _change(policy: CompiledPolicy, asked: Asked, decision: Decision, tried: lis
         return ""
     if not allowed:
         return ""
-    near = next((one.entry for one in tried if one.standing == "misses" and one.entry.via is None), None)
-    if near is not None and proposal.requests and near.ports == proposal.ports and near.requests:
-        return f'add "{proposal.requests[0]}" to the requests of {near.id} ({near.place})'
+    missed = (one.entry for one in tried if one.standing == "misses" and _takes(one.entry, proposal))
+    near = next(missed, None)
+    if near is not None:
+        return f'add "{proposal.requests[0]}" to the requests of {near.id} ({root}/{near.place})'
     return _as_yaml(proposal)
 
 
@@ -197,11 +202,27 @@ def _proposal(attempt: Attempt) -> EffectiveEntry | None:
     if isinstance(attempt, ConnectionAttempt):
         treatment: Literal["relay", "inspect"] = "relay" if attempt.scheme == "tcp" else "inspect"
         return narrow.model_copy(update={"ports": (attempt.port,), "treatment": treatment})
-    path = attempt.target.partition("?")[0]
     method = "WEBSOCKET" if attempt.upgrade else attempt.method
+    path, _, query = attempt.target.partition("?")
+    request = f"{method} {path}"
+    if (
+        query
+        and len(query) <= _SHORT_QUERY
+        and isinstance(parse_request_pattern(f"{request}?{query}"), RequestPattern)
+    ):
+        request = f"{request}?{query}"
     return narrow.model_copy(
-        update={"ports": (attempt.port,), "schemes": (attempt.scheme,), "requests": (f"{method} {path}",)}
+        update={"ports": (attempt.port,), "schemes": (attempt.scheme,), "requests": (request,)}
     )
+
+
+def _takes(entry: EffectiveEntry, proposal: EffectiveEntry) -> bool:
+    """Whether the proposal's request could stand in the entry without widening anything else: a service's text is shared by
+    profiles, and a credential must not go out with more requests than were thought of.
+    """
+    same_lane = entry.ports == proposal.ports and entry.schemes == proposal.schemes
+    own = entry.via is None and entry.credential is None and len(entry.hosts) == 1
+    return entry.effect == "allow" and same_lane and own and bool(entry.requests and proposal.requests)
 
 
 def _as_yaml(entry: EffectiveEntry) -> str:

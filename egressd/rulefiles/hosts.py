@@ -10,7 +10,6 @@ import idna
 from publicsuffixlist import PublicSuffixList
 
 from egressd.policy.addresses import is_floor_name
-from egressd.policy.attempt import Name
 from egressd.policy.names import BadHost, HostPattern, format_name, parse_host, parse_pattern, propose_normal
 from egressd.rulefiles.problems import Code, Findings, Place, quoted
 
@@ -83,12 +82,6 @@ def _suffixes(*, only_registry: bool) -> PublicSuffixList:
     return PublicSuffixList(only_icann=only_registry)
 
 
-def registrable(name: Name) -> str | None:
-    """Return the registrable domain that the name belongs to, or None for a public suffix."""
-    found = _suffixes(only_registry=True).privatesuffix(format_name(name))
-    return str(found) if found is not None else None
-
-
 def _wildcard_holds(raw: str, pattern: HostPattern, path: str, place: Place, findings: Findings) -> bool:
     base = format_name(pattern.name)
     if _suffixes(only_registry=True).is_public(base):
@@ -97,10 +90,12 @@ def _wildcard_holds(raw: str, pattern: HostPattern, path: str, place: Place, fin
             path, place, Code.PUBLIC_SUFFIX, message, f'name a domain below it, like "*.example.{base}"'
         )
         return False
-    if _suffixes(only_registry=False).is_public(base):
-        message = f"{quoted(raw)} covers names that anybody can get at {base}"
-        findings.add(path, place, Code.SHARED_SUFFIX, message, "name the hosts that are needed")
     return True
+
+
+def is_shared(host: str) -> bool:
+    """Return whether a wildcard covers names that anybody can get from its owner (`*.github.io`)."""
+    return host.startswith("*.") and bool(_suffixes(only_registry=False).is_public(host[2:]))
 
 
 def _refused(raw: str, bad: BadHost) -> tuple[Code, str, str]:
