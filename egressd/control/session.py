@@ -20,7 +20,7 @@ from egressd.control.ca import load_or_create
 from egressd.control.config import Config
 from egressd.control.sandboxes import SandboxListener, SandboxState, new_sandbox_id
 from egressd.control.supervisor import Supervisor, say
-from egressd.control.trust import TrustDirectory, build_trust, system_bundle_paths, trust_environment
+from egressd.control.trust import Trust, build_trust, java_store_paths, system_bundle_paths, trust_environment
 from egressd.gate.settings import Settings
 from egressd.journal.record import Record, new_id
 from egressd.journal.writer import Journal
@@ -173,7 +173,7 @@ class Session:
 
     # what the sandbox is
 
-    def _spec(self, trust: TrustDirectory) -> SandboxSpec:
+    def _spec(self, trust: Trust) -> SandboxSpec:
         request, config = self._request, self._config
         try:
             binds = tuple(Bind.parse(text) for text in request.binds)
@@ -188,7 +188,7 @@ class Session:
             binds=binds,
             sockets=request.sockets,
             masks=tuple(str(path) for path in config.private_paths()),
-            trust=trust.binds(TRUST_INSIDE, system_bundle_paths()),
+            trust=_trusted(trust),
             hostname="sandbox",
         )
 
@@ -273,11 +273,19 @@ class Session:
         supervisor.write([record.as_dict()])
 
 
+def _trusted(trust: Trust) -> dict[str, str]:
+    """Return what of the host's trust stores is covered by ours, by path inside."""
+    covered = {f"{TRUST_INSIDE}/{path.name}": path for path in (trust.certificate, trust.bundle, trust.java)}
+    covered |= {str(path): trust.bundle for path in system_bundle_paths()}
+    covered |= {str(path): trust.java_default for path in java_store_paths()}
+    return {inside: str(path) for inside, path in covered.items()}
+
+
 def _read_rules(directory: Path) -> Rules:
     loaded = load_rules(directory)
     if isinstance(loaded, Rules):
         return loaded
-    raise BadInput("\n".join(str(problem) for problem in loaded))
+    raise BadInput(str(loaded))
 
 
 def _effective(rules: Rules, profile: str) -> EffectivePolicy:

@@ -50,6 +50,7 @@ from egressd.gate.dns.upstream import Resolver
 from egressd.gate.door.accept import Acceptor
 from egressd.gate.door.visit import Visit
 from egressd.gate.inspector import warm as warm_inspector
+from egressd.gate.inspector.upstream import trusted
 from egressd.gate.limits import Budget
 from egressd.gate.packet_log import PacketLog
 from egressd.gate.reporting import ChannelRecorder
@@ -63,6 +64,7 @@ from egressd.policy.reasons import Reason
 
 _LAZY = ("ascii", "idna", "latin_1", "utf_8", "unicode_escape", "punycode", "utf_16_le", "cp1252")
 _PAIR_TIMEOUT = 3.0
+_CUT_TIMEOUT = 1.0
 
 
 class _Tenant:
@@ -70,14 +72,31 @@ class _Tenant:
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
+        self.dns: DnsServer | None = None
         self.closers: list[Callable[[], None]] = []
+        self.visits: set[asyncio.Task[None]] = set()
 
-    def close(self, reason: Reason) -> None:
+    async def close(self, reason: Reason) -> None:
+        """End every flow and listener; returns once the end records are handed over."""
         self.sandbox.revoked = True
         for close in self.closers:
             close()
         for live in tuple(self.sandbox.live):
             live.cut(reason)
+        if self.dns is not None:
+            await self.dns.close()
+        if self.visits:
+            await asyncio.wait(self.visits, timeout=_CUT_TIMEOUT)
+
+    async def visit(self, client: socket.socket, services: Services, *, explicit: bool) -> None:
+        """Carry one accepted connection, known to `close` while it lasts."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.visits.add(task)
+        try:
+            await Visit(client, self.sandbox, services, explicit=explicit).run()
+        finally:
+            self.visits.discard(task)
 
 
 class Worker:
@@ -142,28 +161,26 @@ class Worker:
             message.sandbox, policy, names, Budget(settings), dict(message.labels), message.traceparent
         )
         tenant = self._tenants[sandbox.id] = _Tenant(sandbox)
-        dns = DnsServer(sandbox, self._services, lambda name, address: self._store(sandbox.id, name, address))
-        tenant.closers.append(dns.close)
+        tenant.dns = DnsServer(
+            sandbox, settings, self._recorder, lambda name, address: self._store(sandbox.id, name, address)
+        )
         for spec in message.listeners:
             sock = socket.socket(fileno=fds.pop(0))
-            tenant.closers.append(self._listen(spec, sock, sandbox, dns))
+            self._listen(spec, sock, tenant)
         self._send(Serving(sandbox=sandbox.id))
 
-    def _listen(
-        self, spec: ListenerSpec, sock: socket.socket, sandbox: Sandbox, dns: DnsServer
-    ) -> Callable[[], None]:
+    def _listen(self, spec: ListenerSpec, sock: socket.socket, tenant: _Tenant) -> None:
+        assert tenant.dns is not None
         if spec.kind == "dns-udp":
-            dns.serve_udp(sock)
-            return sock.close
-        if spec.kind == "dns-tcp":
-            dns.serve_tcp(sock)
-            return sock.close
-        if spec.kind == "nflog":
-            return PacketLog(sock, sandbox, self._recorder).close
-        explicit = spec.kind == "explicit"
-        return Acceptor(
-            sock, lambda client: Visit(client, sandbox, self._services, explicit=explicit).run()
-        ).close
+            tenant.dns.serve_udp(sock)
+        elif spec.kind == "dns-tcp":
+            tenant.dns.serve_tcp(sock)
+        elif spec.kind == "nflog":
+            tenant.closers.append(PacketLog(sock, tenant.sandbox, self._recorder).close)
+        else:
+            explicit = spec.kind == "explicit"
+            acceptor = Acceptor(sock, lambda client: tenant.visit(client, self._services, explicit=explicit))
+            tenant.closers.append(acceptor.close)
 
     async def _store(self, sandbox: str, name: Name, address: IPv4Address) -> None:
         """Have control keep a synthetic pair; returns once it is kept, raises TimeoutError or ChannelBroken."""
@@ -188,11 +205,7 @@ class Worker:
     async def _revoke(self, message: Revoke) -> None:
         tenant = self._tenants.pop(message.sandbox, None)
         if tenant is not None:
-            tenant.close(Reason(message.reason))
-            deadline = asyncio.get_running_loop().time() + 1.0
-            while tenant.sandbox.live and asyncio.get_running_loop().time() < deadline:
-                await asyncio.sleep(0)  # the cut visits write their end records as they unwind
-                await asyncio.sleep(0.005)
+            await tenant.close(Reason(message.reason))
         self._send(Gone(sandbox=message.sandbox))
 
 
@@ -250,13 +263,15 @@ def main(arguments: list[str]) -> int:
     issuer = read_issuer(unsealed(fds[0]))
     recorder = ChannelRecorder()
     own = frozenset(message.own_addresses)
+    trusted(settings.upstream_ca)  # read now: after isolation there is no file
     resolver = Resolver(settings.dns_upstream, settings.dns_timeout)
     dialer = Dialer(resolver, settings.connect_timeout, own_addresses=own)
     identity = None if message.identity is None else (message.identity.uid, message.identity.gid)
     services = Services(settings, recorder, dialer, Leaves(issuer, scratch=Path("/")))
     isolation.isolate(identity, keep=(sock.fileno(),))
     reason = asyncio.run(Worker(services, recorder).run(sock))
-    print(f"egressd worker: channel {reason}", file=sys.stderr)  # noqa: T201 -- stderr is talk
+    if reason != "closed":
+        print(f"egressd: worker: channel {reason}", file=sys.stderr)  # noqa: T201 -- stderr is talk
     return 0
 
 

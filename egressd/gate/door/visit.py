@@ -276,7 +276,7 @@ class Visit:
         self._allowed = decision.allowed
         loop = asyncio.get_running_loop()
         self._handed_on = True
-        stream = await accept_plain(loop, self.sock)
+        stream = await accept_plain(loop, self.sock, b"")
         await inspect(self.connection, stream, data)
 
     async def _host_field(self, data: bytes) -> tuple[bytes, Name | Address | None]:

@@ -1,0 +1,113 @@
+"""`egressd run`: a command in a sandbox whose only way out is egressd."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from egressd.cli.given import GIVEN
+
+_OWN_FAILURE = 125
+"""The exit status for every failure of egressd itself, so that the command's own statuses keep their meaning (as docker run)."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command(
+        "run",
+        context_settings={"allow_interspersed_args": False},
+        help="Run a command in a sandbox whose only way out is egressd.",
+    )(run)
+
+
+def run(
+    command: Annotated[
+        list[str], typer.Argument(help="The command and its arguments, after --.", metavar="-- CMD")
+    ],
+    profile: Annotated[
+        str, typer.Option(envvar="EGRESSD_PROFILE", help="The profile it lives under; there is no default.")
+    ],
+    label: Annotated[
+        list[str] | None, typer.Option(help="A label for its records, k=v; may come again.")
+    ] = None,
+    traceparent: Annotated[str | None, typer.Option(help="W3C trace context of the agent.")] = None,
+    journal: Annotated[str | None, typer.Option(help="Where records go: a file, or - for stdout.")] = None,
+    ca_dir: Annotated[Path | None, typer.Option(help="Where the certificate authority lives.")] = None,
+    env: Annotated[
+        list[str] | None, typer.Option(help="N passes the caller's variable, N=V sets it; may come again.")
+    ] = None,
+    bind: Annotated[
+        list[str] | None, typer.Option(help="PATH[:ro]: a path to see besides the workspace; may come again.")
+    ] = None,
+    socket: Annotated[
+        list[str] | None, typer.Option(help="A host Unix socket to let in, with all that it can do.")
+    ] = None,
+    dns_upstream: Annotated[
+        str | None, typer.Option(help="system, udp://ADDRESS[:PORT] or tcp://ADDRESS[:PORT].")
+    ] = None,
+    ready_timeout: Annotated[str, typer.Option(help="How long readiness may take, such as 10s.")] = "10s",
+    uid: Annotated[int | None, typer.Option(help="As root: the host uid of the sandbox.")] = None,
+) -> None:
+    """Run the command and exit with its status."""
+    from egressd.control.ca import CaError
+    from egressd.control.config import ConfigError, load_config
+    from egressd.control.session import BadInput, NotReady, Request, Session
+    from egressd.control.supervisor import WorkerFailed
+    from egressd.journal.writer import JournalUnavailable
+    from egressd.wiring.errors import WiringError
+
+    flags: dict[str, str | Path | None] = {
+        "rules": GIVEN.rules,
+        "journal": journal,
+        "ca_dir": ca_dir,
+        "dns.upstream": dns_upstream,
+    }
+    try:
+        config = load_config(flags, os.environ, file=GIVEN.config)
+        request = Request(
+            command=tuple(command),
+            profile=profile,
+            labels=dict(_pair(text) for text in label or ()),
+            traceparent=traceparent,
+            env=tuple(env or ()),
+            binds=tuple(bind or ()),
+            sockets=tuple(socket or ()),
+            ready_timeout=_seconds(ready_timeout),
+            uid=uid,
+        )
+        status = asyncio.run(Session(request, config, os.environ).run())
+    except (
+        *(BadInput, ConfigError, ValueError, CaError, JournalUnavailable),
+        *(NotReady, WorkerFailed, WiringError, TimeoutError, OSError),
+    ) as error:
+        status = _complain(error)
+    raise typer.Exit(status)
+
+
+def _complain(error: Exception) -> int:
+    print(f"egressd: {str(error) or type(error).__name__}", file=sys.stderr)
+    hint = getattr(error, "hint", None)
+    if hint and hint not in str(error):
+        print(f"hint: {hint}", file=sys.stderr)
+    return _OWN_FAILURE
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise ValueError(f"--label {text!r}: k=v is wanted")
+    return name, value
+
+
+def _seconds(text: str) -> float:
+    """Return the seconds of `10s`, `500ms`, `2m` or a bare number."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m)?", text)
+    if match is None or not float(match.group(1)):
+        raise ValueError(f"--ready-timeout {text!r}: a duration such as 10s is wanted")
+    return float(match.group(1)) * {"ms": 0.001, "s": 1.0, "m": 60.0, None: 1.0}[match.group(2)]
