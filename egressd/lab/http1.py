@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from http import HTTPStatus
 
 from egressd.lab.sightings import SeenRequest
 
-_MAX_HEAD = 256 * 1024
+_ESTABLISHED = 1  # the first byte of tcp_info (linux/tcp.h, include/net/tcp_states.h)
 _IDLE = 120.0
 _BLOCK = 256 * 1024
 
@@ -33,8 +34,18 @@ class Connection:
 
     async def write(self, data: bytes) -> None:
         """Sends bytes as they are; raises OSError when the client is gone."""
+        if self.writer.get_extra_info("ssl_object") is not None and self._client_closed():
+            raise ConnectionResetError("the client closed its TLS")
         self.writer.write(data)
         await self.writer.drain()
+
+    def _client_closed(self) -> bool:
+        """Whether a TLS client sent close_notify or FIN.
+
+        TLS has no half-closed state here, and asyncio swallows what is written in it: it would count as sent.
+        """
+        state = self.writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+        return self.reader.at_eof() or state[0] != _ESTABLISHED
 
     def cut(self) -> None:
         """Resets the connection, without a TLS close_notify."""

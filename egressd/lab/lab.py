@@ -279,8 +279,10 @@ class Lab:
         protocol: str | None = None,
         port: int | None = None,
     ) -> list[Flow]:
-        """The packets captured as they left `origin` (None: both), by destination. Proves nothing if any were
-        lost.
+        """The packets captured as they left `origin` (None: both), by destination.
+
+        Proves nothing if any were lost. The kernel's own neighbour discovery and multicast reports (icmp6
+        135, 136, 143) are in it as well.
         """
         flows = [Flow(**values) for values in self.ask("flows")]
         return [

@@ -82,7 +82,8 @@ def test_nothing_sent_is_nothing_captured(lab: Lab) -> None:
     lab.open_exec(["curl", "-sS", "https://pypi.org/n"])
     assert lab.attacker_hits() == []
     assert lab.packets(None, "11.6.6.6") == []
-    assert lab.packets("host") == []
+    # The kernel's own multicast reports (MLDv2, type 143) come when they like.
+    assert [flow for flow in lab.packets("host") if (flow.protocol, flow.port) != ("icmp6", 143)] == []
     assert lab.packets("open", "11.0.0.11", "tcp", 443)[0].openings == 1
     assert lab.packets_lost() == 0
 
