@@ -38,7 +38,25 @@ def _explain(app: typer.Typer) -> None:
     explain.register(app)
 
 
-VERBS: dict[str, Callable[[typer.Typer], None]] = {"run": _run, "check": _check, "explain": _explain}
+def _log(app: typer.Typer) -> None:
+    from egressd.cli import log
+
+    log.register(app)
+
+
+def _ca(app: typer.Typer) -> None:
+    from egressd.cli import ca
+
+    ca.register(app)
+
+
+VERBS: dict[str, Callable[[typer.Typer], None]] = {
+    "run": _run,
+    "check": _check,
+    "explain": _explain,
+    "log": _log,
+    "ca": _ca,
+}
 """Every verb, in the order in which the help names them."""
 
 
