@@ -179,9 +179,9 @@ def _bad_text(text: str) -> BadPattern | None:
     if "{" in text or "}" in text:
         return BadPattern("a parameter in braces was not filled in")
     if not text.isascii():
-        return BadPattern(
-            "a path is written as it stands on the wire, escaped", quote(text, safe="/*%!$&'()+,=:@~")
-        )
+        escaped = quote(text, safe="/*%!$&'()+,=:@~", errors="surrogatepass")
+        proposal = escaped if Target(escaped).is_canonical else None
+        return BadPattern("a path is written as it stands on the wire, escaped", proposal)
     if not _PCHAR.fullmatch(text):
         return BadPattern(
             "the path holds a character that no path may hold; write it as an escape (%20 for a space)"
