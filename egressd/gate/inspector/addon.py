@@ -1,0 +1,191 @@
+"""The policy as a mitmproxy addon: every request is judged here, and what goes on is made fit to go on.
+
+The hooks deny first and allow last (law 1): a flow carries a refusal from the first line of
+`requestheaders` on, and loses it in the last one, after the decision record was written. An exception on the
+way leaves the refusal in place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any, Final, cast
+
+from mitmproxy import http
+
+from egressd.gate.connection import Connection
+from egressd.gate.inspector.binding import Names, Unbound, bind
+from egressd.gate.inspector.exchange import Exchange
+from egressd.gate.inspector.fields import onward_request, onward_response
+from egressd.gate.inspector.head import Field
+from egressd.gate.inspector.refusal import Refusal
+from egressd.gate.recorder import AuditUnavailable
+from egressd.policy.attempt import DENIED, Decision, RequestAttempt
+from egressd.policy.decide import decide
+from egressd.policy.reasons import Reason
+
+COMMIT_TIMEOUT: Final = 10.0
+"""Seconds that the decision record of an allowed request may take to be written."""
+
+_EXCHANGE: Final = "egressd"
+_HEADERS_ONLY_UPGRADES: Final = frozenset({"h2c"})
+"""Upgrades that clients offer and do not need (RFC 7540 §3.2): the offer is taken out, the request served as HTTP/1.1."""
+
+
+def exchange_of(flow: http.HTTPFlow) -> Exchange:
+    """Return the account of a flow that `requestheaders` has seen; KeyError for any other."""
+    return cast(Exchange, flow.metadata[_EXCHANGE])
+
+
+class PolicyAddon:
+    """The policy for the flows of one connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        """`connection` says whose flows they are and where they may go."""
+        self.connection = connection
+
+    # hooks, named as mitmproxy names them
+
+    def requestheaders(self, flow: http.HTTPFlow) -> Coroutine[Any, Any, None] | None:
+        """Judge a request before any of it is sent; the coroutine of an allowed one admits it once that is written down."""
+        exchange = Exchange(self.connection)
+        flow.metadata[_EXCHANGE] = exchange
+        flow.request.stream = False
+        flow.response = _as_response(exchange.refuse(Reason.INTERNAL_ERROR))
+        exchange.method = flow.request.method
+        exchange.target = flow.request.path
+        exchange.accept = flow.request.headers.get("accept")
+        decision, detail = self._judge(flow, exchange)
+        if not decision.allowed:
+            flow.response = _as_response(exchange.deny(decision, detail))
+            return None
+        exchange.decision = decision
+        return self._admit(flow, exchange)
+
+    def responseheaders(self, flow: http.HTTPFlow) -> None:
+        """Make a response fit for the sandbox and let it stream."""
+        exchange = exchange_of(flow)
+        if not exchange.admitted or flow.response is None:
+            return
+        exchange.status = flow.response.status_code
+        flow.response.headers = http.Headers(onward_response(_fields(flow.response)))
+        flow.response.stream = True
+
+    # the judgement
+
+    def _judge(self, flow: http.HTTPFlow, exchange: Exchange) -> tuple[Decision, str | None]:
+        connection, request = self.connection, flow.request
+        fields = _fields(request)
+        hosts = [value for name, value in fields if name.lower() == b"host"]
+        authority = request.data.authority
+        exchange.host_raw = b", ".join((*hosts, authority) if authority else hosts).decode("latin-1") or None
+        if connection.sandbox.revoked:
+            return Decision("deny", Reason.REVOKED), None
+        per_request = connection.channel == "absolute" and connection.decision is not DENIED
+        if not connection.decision.allowed and not per_request:
+            return connection.decision, None
+        names = Names(
+            host=connection.host,
+            port=connection.destination.port,
+            scheme="https" if connection.tls else "http",
+            sni=connection.sni,
+            per_request=per_request,
+        )
+        bound = bind(names, hosts, authority)
+        if isinstance(bound, Unbound):
+            return Decision("deny", bound.reason), bound.detail
+        exchange.bound = bound
+        if bound.authority in hosts:
+            exchange.host_raw = None
+        return self._decide(request, exchange, fields)
+
+    def _decide(
+        self, request: http.Request, exchange: Exchange, fields: tuple[Field, ...]
+    ) -> tuple[Decision, str | None]:
+        assert exchange.bound is not None
+        upgrade = _upgrade(fields)
+        attempt = RequestAttempt(
+            host=exchange.bound.host,
+            port=exchange.bound.port,
+            scheme="https" if exchange.bound.scheme == "https" else "http",
+            method=request.method,
+            target=request.path,
+            upgrade=upgrade,
+            body=_has_body(fields),
+        )
+        decision = decide(self.connection.sandbox.policy, attempt, time.time())
+        if not decision.allowed:
+            return decision, None
+        if request.method in ("TRACE", "CONNECT"):
+            return Decision("deny", Reason.METHOD_NOT_ALLOWED, decision.entry), "never forwarded"
+        if upgrade is not None:
+            return Decision("deny", Reason.UPGRADE_NOT_ALLOWED, decision.entry), f"upgrade to {upgrade[:32]}"
+        if decision.treatment != "inspect":
+            # Another entry won than for the connection, and it says that what passes is not to be opened.
+            return Decision(
+                "deny", Reason.SCHEME_NOT_ALLOWED, decision.entry
+            ), f"treatment {decision.treatment}"
+        return decision, None
+
+    async def _admit(self, flow: http.HTTPFlow, exchange: Exchange) -> None:
+        """Write the decision down, then let the request go: the order is the law."""
+        request = flow.request
+        assert exchange.bound is not None
+        try:
+            refusal, exchange.refusal, exchange.status = exchange.refusal, None, None
+            async with asyncio.timeout(COMMIT_TIMEOUT):
+                await exchange.commit()
+        except (AuditUnavailable, TimeoutError):
+            flow.response = _as_response(exchange.deny(Decision("deny", Reason.AUDIT_UNAVAILABLE)))
+            return
+        if self.connection.sandbox.revoked:
+            exchange.refusal = refusal
+            flow.response = _as_response(exchange.refuse(Reason.REVOKED))
+            return
+        request.headers = http.Headers(onward_request(_fields(request), exchange.bound.authority))
+        if request.http_version == "HTTP/1.0" or not _has_body(_fields(request)):
+            request.headers.pop("expect", None)  # nothing to invite, or nobody who understands the invitation
+        request.data.authority = b""
+        request.data.host = _address_text(exchange)
+        request.data.port = exchange.bound.port
+        request.data.scheme = exchange.bound.scheme.encode()
+        request.stream = True
+        flow.response = None
+        exchange.admitted = True
+
+
+def _address_text(exchange: Exchange) -> str:
+    assert exchange.bound is not None
+    host = exchange.bound.host
+    return ".".join(host) if isinstance(host, tuple) else str(host)
+
+
+def _fields(message: http.Message) -> tuple[Field, ...]:
+    return message.headers.fields
+
+
+def _as_response(refusal: Refusal) -> http.Response:
+    """The refusal in mitmproxy's form, for a stock mitmproxy; our engine writes the refusal itself."""
+    response = http.Response.make(refusal.status, refusal.body, refusal.fields)
+    response.reason = refusal.phrase
+    return response
+
+
+def _upgrade(fields: tuple[Field, ...]) -> str | None:
+    """Return the protocol that a request wants instead, in lower case, whether or not Connection names it."""
+    offers = (
+        b",".join(value for name, value in fields if name.lower() == b"upgrade").decode("latin-1").lower()
+    )
+    wanted = [offer.strip() for offer in offers.split(",") if offer.strip()]
+    wanted = [offer for offer in wanted if offer not in _HEADERS_ONLY_UPGRADES]
+    if wanted:
+        return wanted[0]
+    return None
+
+
+def _has_body(fields: tuple[Field, ...]) -> bool:
+    return any(
+        name.lower() == b"transfer-encoding" or (name.lower() == b"content-length" and value != b"0")
+        for name, value in fields
+    )

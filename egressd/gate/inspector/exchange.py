@@ -1,0 +1,148 @@
+"""One request and what becomes of it: the account that its records are written from.
+
+An exchange begins denied. It gets exactly one `decision` record and exactly one `end` record, whatever happens in between.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from egressd.gate.connection import Connection
+from egressd.gate.inspector.binding import Bound
+from egressd.gate.inspector.refusal import Refusal, Refused, refuse_http
+from egressd.journal.record import Record, clip, new_id
+from egressd.policy.attempt import DENIED, Address, Decision
+from egressd.policy.decide import permit_address
+from egressd.policy.names import format_host
+from egressd.policy.reasons import Reason
+
+_KEY_LIMIT = 64
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A request on `connection`; `bound` is where it goes once its names agree, `up` and `down` count bytes to and from there.
+
+    `admitted` is set last of all, after the decision record was written: it is the one thing that lets a byte out.
+    """
+
+    connection: Connection
+    method: str | None = None
+    target: str | None = None
+    accept: str | None = None
+    host_raw: str | None = None
+    bound: Bound | None = None
+    decision: Decision = DENIED
+    admitted: bool = False
+    refusal: Refusal | None = None
+    status: int | None = None
+    up: int = 0
+    down: int = 0
+    upstream: Address | None = None
+    attempt_id: str = field(default_factory=new_id)
+    started: float = field(default_factory=time.monotonic)
+    decided: bool = False
+    ended: bool = False
+
+    def decision_record(self, detail: str | None = None) -> Record:
+        """Return the decision record of this request."""
+        record = self._record("decision").decided(self.decision)
+        record.detail = detail
+        record.host_raw = clip(self.host_raw, 256) if self.host_raw is not None else None
+        if self.refusal is not None:
+            record.status = self.refusal.status
+        return record
+
+    def _record(self, event: str) -> Record:
+        assert event in ("decision", "end")
+        record = self.connection.record(
+            "decision" if event == "decision" else "end", "request", self.attempt_id
+        )
+        record.method = self.method
+        if self.target is not None:
+            path, mark, query = self.target.partition("?")
+            record.path = path
+            record.query = redacted_query(query) if mark else None
+        if self.bound is not None:
+            record.host = format_host(self.bound.host)
+            record.port = self.bound.port
+            record.scheme = self.bound.scheme
+        return record
+
+    def permits(self, address: Address) -> Reason | None:
+        """Say why this request may not go to `address`, None if it may (law 4)."""
+        port = self.bound.port if self.bound is not None else None
+        return permit_address(
+            self.connection.sandbox.policy, self.decision, address, port=port, now=time.time()
+        )
+
+    def refuse(self, reason: Reason) -> Refusal:
+        """Make and keep the response that says why this request was refused; nothing is recorded by it."""
+        connection = self.connection
+        refused = Refused(
+            attempt_id=self.attempt_id,
+            sandbox=connection.sandbox.id,
+            host=self.bound.host if self.bound is not None else connection.host,
+            port=self.bound.port if self.bound is not None else connection.destination.port,
+            method=self.method,
+            accept=self.accept,
+        )
+        self.admitted = False
+        self.refusal = refuse_http(reason, refused)
+        self.status = self.refusal.status
+        return self.refusal
+
+    def deny(self, decision: Decision, detail: str | None = None) -> Refusal:
+        """Decide against the request, once: make its response and write its decision record."""
+        refusal = self.refuse(decision.reason)
+        self.decision = decision
+        if not self.decided:
+            self.decided = True
+            self.connection.services.recorder.put(self.decision_record(detail))
+        return refusal
+
+    async def commit(self) -> None:
+        """Write the decision record and return once it is written; raises AuditUnavailable, and then it counts as not written."""
+        await self.connection.services.recorder.commit(self.decision_record())
+        self.decided = True
+
+    def end(self, reason: Reason, detail: str | None = None) -> None:
+        """Write the `end` record; the first call is the one that counts. What was never decided is denied first."""
+        if self.ended:
+            return
+        self.ended = True
+        if not self.decided:
+            self.deny(Decision("deny", reason if reason not in _ENDINGS else Reason.INTERNAL_ERROR), detail)
+        record = self._record("end")
+        record.reason = reason.value
+        record.status = self.status
+        record.bytes_up, record.bytes_down = self.up, self.down
+        record.upstream = str(self.upstream) if self.upstream is not None else None
+        record.duration_ms = round((time.monotonic() - self.started) * 1000, 3)
+        record.detail = detail
+        if self.decision.allowed and reason in _DENIALS:
+            record.verdict = "deny"  # allowed by name, refused by what the name resolved to
+        self.connection.services.recorder.put(record)
+
+
+_ENDINGS = frozenset({Reason.COMPLETED, Reason.RULE, Reason.GRANT, Reason.OBSERVED, Reason.EXPLAINED})
+_DENIALS = frozenset(
+    {Reason.SPECIAL_ADDRESS, Reason.ADDRESS_OUTSIDE_RULE, Reason.IP_LITERAL}
+    | {reason for reason in Reason if reason.value.startswith("floor_")}
+)
+
+
+def redacted_query(query: str) -> str:
+    """Return a query with every value replaced by its length, `key=<5>`.
+
+    What has no key, or too odd a one, is a value as a whole.
+    """
+    parts = []
+    for part in query.split("&")[:_KEY_LIMIT]:
+        key, equals, value = part.partition("=")
+        if equals and len(key) <= _KEY_LIMIT and key.isprintable():
+            parts.append(f"{key}=<{len(value)}>")
+        else:
+            parts.append(f"<{len(part)}>")
+    return "&".join(parts)

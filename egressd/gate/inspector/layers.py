@@ -1,0 +1,140 @@
+"""The HTTP layer with our connections in it: who speaks to the sandbox, and which upstream a request gets.
+
+Nothing of TLS, tunnels or the guessing of protocols lies below it. The upstream of a request is where its exchange is bound and
+nothing else: the address that mitmproxy would take from the flow is only checked to be that one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from mitmproxy.connection import Server as ServerConnection
+from mitmproxy.proxy import commands, events
+from mitmproxy.proxy.context import Context
+from mitmproxy.proxy.layer import CommandGenerator
+from mitmproxy.proxy.layers.http import (
+    GetHttpConnection,
+    GetHttpConnectionCompleted,
+    HttpClient,
+    HttpLayer,
+    HTTPMode,
+    HttpStream,
+    RegisterHttpConnection,
+)
+
+from egressd.gate.inspector import http1
+from egressd.gate.inspector.addon import exchange_of
+from egressd.gate.inspector.exchange import Exchange
+from egressd.policy.names import format_host
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the HTTP layers read of mitmproxy's options, and no more: no Master, no file, nothing to set.
+
+    A name that is not here raises where it is read, which ends the flow: an option that a later version of
+    mitmproxy adds is looked at before it does anything.
+    """
+
+    body_size_limit: str | None = None
+    stream_large_bodies: str | None = None
+    """Never set: with it, mitmproxy streams a body before the addon has spoken."""
+    store_streamed_bodies: bool = False
+    validate_inbound_headers: bool = True
+    keep_host_header: bool = False
+    websocket: bool = False
+    rawtcp: bool = False
+    connection_strategy: str = "lazy"
+    proxy_debug: bool = False
+    normalize_outbound_headers: bool = True
+    http2_ping_keepalive: int = 0
+    http_connect_send_host_header: bool = True
+
+
+OPTIONS = Options()
+
+
+class Upstream(HttpClient):
+    """Opens an upstream connection and speaks HTTP/1.1 on it."""
+
+    def __init__(self, context: Context) -> None:
+        """`context.server` is the connection to open."""
+        super().__init__(context)
+        self.http = http1.Client(context)
+
+    def _handle_event(self, event: events.Event) -> CommandGenerator[None]:
+        error = yield commands.OpenConnection(self.context.server)
+        if not error:
+            self.child_layer = self.http
+            self._handle_event = self.http.handle_event  # type: ignore[method-assign]  # as mitmproxy's own does
+            yield from self.http.handle_event(event)
+        yield RegisterHttpConnection(self.context.server, error)
+
+
+class InspectorLayer(HttpLayer):
+    """mitmproxy's HTTP layer for one connection of a sandbox."""
+
+    def __init__(self, context: Context, head_bytes: int) -> None:
+        """`context.client` is the sandbox's connection; `context.server` names where it leads and is never opened itself."""
+        super().__init__(context, HTTPMode.transparent)
+        self.sandbox_side = http1.Server(context.fork(), head_bytes)
+        self.connections[context.client] = self.sandbox_side
+        self._upstream: Upstream | None = None
+        self._unclean = False
+
+    @property
+    def upstream_unclean(self) -> bool:
+        """Whether the upstream went without saying that it had said everything: then its silence ends no body."""
+        return self._unclean
+
+    @upstream_unclean.setter
+    def upstream_unclean(self, unclean: bool) -> None:
+        self._unclean = unclean
+        if self._upstream is not None:
+            self._upstream.http.unclean = unclean
+
+    def get_connection(self, event: GetHttpConnection, *, reuse: bool = True) -> CommandGenerator[None]:  # noqa: ARG002 # asked for by HTTP/2 clients alone
+        """Give a request its upstream: the open one if it leads to the same place and may still be used, else a new one."""
+        stream = self.command_sources[event]
+        assert isinstance(stream, HttpStream)
+        exchange = exchange_of(stream.flow)
+        assert exchange.admitted
+        assert exchange.bound is not None
+        bound = exchange.bound
+        address = (format_host(bound.host).strip("[]"), bound.port)
+        secure = bound.scheme == "https"
+        if (event.address, event.tls) != (address, secure) or event.via or event.transport_protocol != "tcp":
+            raise ValueError("the flow leads elsewhere than its exchange")
+        if self._upstream is not None:
+            server = self._upstream.context.server
+            if self._usable(exchange, address, secure):
+                del self.command_sources[event]
+                yield from self.event_to_child(stream, GetHttpConnectionCompleted(event, (server, None)))
+                return
+            self._upstream = None
+            if server.connected:
+                yield commands.CloseConnection(server)
+            self.connections.pop(server, None)
+        context = self.context.fork()
+        context.server = ServerConnection(
+            address=address, transport_protocol="tcp", tls=secure, sni=address[0] if secure else None
+        )
+        upstream = self._upstream = Upstream(context)
+        self.connections[context.server] = upstream
+        self.waiting_for_establishment[context.server].append(event)
+        yield from self.event_to_child(upstream, events.Start())
+
+    def _usable(self, exchange: Exchange, address: tuple[str, int], secure: bool) -> bool:
+        """Whether the open upstream serves this exchange: same place, idle, and at an address that its own rule permits."""
+        assert self._upstream is not None
+        server = self._upstream.context.server
+        if not (server.connected and self._upstream.http.idle):
+            return False
+        if server.address != address or server.tls != secure or server.peername is None:
+            return False
+        peer = ip_address(server.peername[0])
+        if exchange.permits(peer) is not None:
+            return False
+        exchange.upstream = peer
+        return True

@@ -1,0 +1,46 @@
+"""What an HTTP connection tells the engine besides mitmproxy's own commands: how requests and exchanges turn out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mitmproxy.proxy import commands
+
+from egressd.gate.inspector.head import BadHead
+from egressd.policy.reasons import Reason
+
+
+@dataclass(eq=False)
+class Rejected(commands.Command):
+    """The client sent a head that is no request."""
+
+    head: BadHead
+
+
+@dataclass(eq=False)
+class ClientLeft(commands.Command):
+    """The client closed between requests, or in the middle of a head (`partial`)."""
+
+    partial: bool
+
+
+@dataclass(eq=False)
+class Failed(commands.Command):
+    """The current exchange cannot go on."""
+
+    reason: Reason
+    detail: str
+
+
+@dataclass(eq=False)
+class Interim(commands.Command):
+    """An interim response for the client, ready to be written."""
+
+    data: bytes
+
+
+@dataclass(eq=False)
+class Answered(commands.Command):
+    """Request and response are both complete; `early` when the response was complete before its request was."""
+
+    early: bool = False

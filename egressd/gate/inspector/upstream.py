@@ -1,0 +1,103 @@
+"""The way out for one exchange: dial where it is bound, at an address that its rule permits, and verify who answers."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import ssl
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from egressd.gate.dialer import DialFailed
+from egressd.gate.inspector.exchange import Exchange
+from egressd.gate.tls.stream import (
+    ByteStream,
+    SessionCache,
+    TlsStream,
+    UpstreamTlsError,
+    connect_plain,
+    connect_tls,
+    upstream_context,
+)
+from egressd.policy.attempt import Address
+from egressd.policy.names import format_host
+from egressd.policy.reasons import Reason
+
+_TLS_REASONS: Final = {
+    "certificate": Reason.UPSTREAM_TLS,
+    "handshake": Reason.UPSTREAM_TLS,
+    "timeout": Reason.UPSTREAM_TIMEOUT,
+    "closed": Reason.UPSTREAM_CLOSED,
+    "client_cert_wanted": Reason.UPSTREAM_WANTS_CLIENT_CERTIFICATE,
+    "broken": Reason.UPSTREAM_TLS,
+}
+_SESSIONS: Final = SessionCache()
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An upstream connection, ready for a request, at the address that was checked."""
+
+    stream: ByteStream
+    address: Address
+    sandbox: str
+    name: str
+    port: int
+    context: ssl.SSLContext | None
+
+    def keep_session(self) -> None:
+        """Keep the TLS session for the same sandbox's next connection to the same place; called when this one ends."""
+        if isinstance(self.stream, TlsStream) and self.context is not None:
+            key = _session_key(self.sandbox, self.name, self.address, self.port)
+            _SESSIONS.put(key, self.context, self.stream.session, self.stream.resumed, time.monotonic())
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFailed:
+    """There is no upstream connection, and why; the detail is for the record alone."""
+
+    reason: Reason
+    detail: str
+
+
+@functools.lru_cache(maxsize=4)
+def trusted(ca_file: str | None) -> ssl.SSLContext:
+    """Return the context that verifies upstreams; made once, while there is a file system to read certificates from."""
+    return upstream_context(ca_file)
+
+
+def reason_of(error: Exception | None) -> Reason:
+    """Return why an upstream stream was lost."""
+    return _TLS_REASONS[error.kind] if isinstance(error, UpstreamTlsError) else Reason.UPSTREAM_CLOSED
+
+
+async def open_upstream(exchange: Exchange) -> Opened | OpenFailed:
+    """Dial the bound destination of an admitted exchange; for https, only a server that proves to be the judged name is used."""
+    connection, bound = exchange.connection, exchange.bound
+    assert exchange.admitted
+    assert bound is not None
+    loop = asyncio.get_running_loop()
+    services = connection.services
+    dialed = await services.dialer.dial(bound.host, bound.port, exchange.permits)
+    if isinstance(dialed, DialFailed):
+        return OpenFailed(dialed.reason, dialed.detail)
+    name = format_host(bound.host).strip("[]")
+    if bound.scheme != "https":
+        plain = await connect_plain(loop, dialed.sock)
+        return Opened(plain, dialed.address, connection.sandbox.id, name, bound.port, None)
+    context = trusted(services.settings.upstream_ca)
+    key = _session_key(connection.sandbox.id, name, dialed.address, bound.port)
+    session = _SESSIONS.get(key, context, time.monotonic())
+    try:
+        stream = await connect_tls(
+            loop, dialed.sock, context, name, services.settings.handshake_timeout, session
+        )
+    except UpstreamTlsError as error:
+        _SESSIONS.forget(key)
+        return OpenFailed(reason_of(error), f"{error.kind}: {error.detail}" if error.detail else error.kind)
+    return Opened(stream, dialed.address, connection.sandbox.id, name, bound.port, context)
+
+
+def _session_key(sandbox: str, name: str, address: Address, port: int) -> tuple[str, str, Address, int]:
+    return sandbox, name, address, port

@@ -1,0 +1,128 @@
+"""One exchange with nobody, so that everything libraries load late is loaded: later the worker has no file system."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from ipaddress import IPv4Address
+from typing import TYPE_CHECKING, cast
+
+from egressd.gate.connection import Connection, Destination, Services
+from egressd.gate.dialer import Dialed
+from egressd.gate.dns.synthetic import SyntheticNames
+from egressd.gate.inspector.engine import Engine
+from egressd.gate.inspector.upstream import trusted
+from egressd.gate.limits import Budget
+from egressd.gate.sandbox import Sandbox
+from egressd.gate.settings import Settings
+from egressd.gate.tls.stream import accept_plain
+from egressd.journal.record import Record
+from egressd.policy.attempt import Address, Decision, Name
+from egressd.policy.compile import compile_policy
+from egressd.policy.effective import EffectiveEntry, EffectivePolicy
+from egressd.policy.names import parse_name
+from egressd.policy.reasons import Reason
+
+if TYPE_CHECKING:
+    from egressd.gate.dialer import Dialer
+    from egressd.gate.tls.leaves import Leaves
+
+_NAME: Name = ("warm", "example", "com")
+_ADDRESS = IPv4Address("192.0.2.1")
+_REQUESTS = (
+    b"POST /warm?a=b HTTP/1.1\r\nHost: warm.example.com\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n"
+    b"4\r\nwarm\r\n0\r\n\r\n"
+    b"GET / HTTP/1.1\r\nHost: other.example.com\r\nAccept: application/json\r\n\r\n"
+)
+_RESPONSE = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nX-Sum: 1\r\n\r\n"
+
+
+class _Unheard:
+    """A recorder for records of nothing."""
+
+    def put(self, record: Record) -> None:
+        """Make the record, as a real one would, and drop it."""
+        record.as_dict()
+
+    async def commit(self, record: Record) -> None:
+        """Count as written."""
+        record.as_dict()
+
+
+class _Inward:
+    """A dialer that reaches nothing but this function."""
+
+    def __init__(self, upstream: socket.socket) -> None:
+        self._upstream = upstream
+
+    async def dial(
+        self, _host: Name | Address, _port: int, permit: Callable[[Address], Reason | None]
+    ) -> Dialed:
+        """Hand out the one end."""
+        permit(_ADDRESS)
+        return Dialed(self._upstream, _ADDRESS)
+
+
+def warm(settings: Settings | None = None) -> None:
+    """Carry one allowed and one refused exchange between socket pairs, and read the certificates that upstreams
+    are verified by.
+
+    `settings` are the ones that will be used (`upstream_ca`). Raises RuntimeError when the engine does not do
+    what it should: better here than at the first request. Not to be called while an event loop runs.
+    """
+    settings = settings or Settings()
+    trusted(settings.upstream_ca)
+    parse_name("xn--bcher-kva.example")  # the punycode codec
+    for codec in ("idna", "punycode", "latin_1", "unicode_escape"):
+        "a".encode(codec).decode(codec)
+    with asyncio.Runner() as runner:
+        said = runner.run(_exchange(settings))
+    if not (said.startswith(b"HTTP/1.1 100 ") and b"\r\nok\r\n" in said and b"authority_mismatch" in said):
+        raise RuntimeError("the HTTP engine does not work")
+
+
+async def _exchange(settings: Settings) -> bytes:
+    loop = asyncio.get_running_loop()
+    outer, inner = socket.socketpair()
+    upstream, origin = socket.socketpair()
+    for sock in (outer, inner, upstream, origin):
+        sock.setblocking(False)
+    connection = _connection(settings, upstream)
+    stream = await accept_plain(loop, inner, b"")
+    engine = asyncio.ensure_future(Engine(connection, stream).run(_REQUESTS))
+    said = b""
+    try:
+        async with asyncio.timeout(10):
+            heard = b""
+            while not heard.endswith(b"0\r\n\r\n"):
+                heard += await loop.sock_recv(origin, 65536)
+            await loop.sock_sendall(origin, _RESPONSE)
+            while more := await loop.sock_recv(outer, 65536):
+                said += more
+            outer.close()
+            await engine
+    finally:
+        engine.cancel()
+        for sock in (outer, inner, upstream, origin):
+            sock.close()
+    return said
+
+
+def _connection(settings: Settings, upstream: socket.socket) -> Connection:
+    entry = EffectiveEntry(
+        id="warm",
+        place="warm:1",
+        effect="allow",
+        hosts=(".".join(_NAME),),
+        schemes=("http",),
+        ports=(80,),
+        requests=("GET,POST /**",),
+    )
+    policy = compile_policy(EffectivePolicy(profile="warm", entries=(entry,)))
+    sandbox = Sandbox("warm", policy, SyntheticNames(1), Budget(settings))
+    services = Services(settings, _Unheard(), cast("Dialer", _Inward(upstream)), cast("Leaves", None))
+    connection = Connection(sandbox, services, "transparent", Destination(80, proved=_NAME))
+    connection.host = _NAME
+    connection.decision = Decision("allow", Reason.RULE, entry)
+    return connection
