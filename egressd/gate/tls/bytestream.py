@@ -259,8 +259,8 @@ class ByteStream(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """Pass on that the peer has caught up."""
         self.paused = False
-        if self._told_ready and self._owner is not None:
-            self._tell(lambda owner: owner.on_resume(self))
+        # Not from within: asyncio, which is sending just now, ends a transport twice that is closed in this call.
+        self._loop.call_soon(self._tell_resume)
 
     # inside
 
@@ -299,6 +299,10 @@ class ByteStream(asyncio.BufferedProtocol):
                 self._told_eof = True
                 self._owner.on_eof(self)
             break
+
+    def _tell_resume(self) -> None:
+        if not self.paused and not self._lost and self._told_ready and self._owner is not None:
+            self._tell(lambda owner: owner.on_resume(self))
 
     def _tell(self, message: _Message) -> None:
         assert self._owner is not None

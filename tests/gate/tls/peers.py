@@ -6,7 +6,8 @@ import asyncio
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from egressd.gate.tls.leaves import Leaves
 from egressd.gate.tls.stream import ByteStream, TlsStream, accept_tls, connect_tls
@@ -97,6 +98,19 @@ async def tls_pair(
     if client_owner is not None:
         client.owner = client_owner
     return server, client
+
+
+def run[T](main: Coroutine[None, None, T]) -> T:
+    """Run a test's coroutine; what asyncio would only log is a failure."""
+    complaints: list[dict[str, Any]] = []
+
+    async def watched() -> T:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        return await main
+
+    result = asyncio.run(watched())
+    assert complaints == []
+    return result
 
 
 async def blocking(function: Callable[[], object]) -> object:

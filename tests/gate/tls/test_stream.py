@@ -26,7 +26,18 @@ from egressd.gate.tls.stream import (
 )
 
 from .authority import client_context, make_authority
-from .peers import AUTHORITY, DEADLINE, LEAVES, NAME, BlockingServer, Recorder, blocking, tcp_pair, tls_pair
+from .peers import (
+    AUTHORITY,
+    DEADLINE,
+    LEAVES,
+    NAME,
+    BlockingServer,
+    Recorder,
+    blocking,
+    run,
+    tcp_pair,
+    tls_pair,
+)
 
 
 def trusting(**changes: Any) -> ssl.SSLContext:
@@ -54,7 +65,7 @@ def reset(sock: socket.socket) -> None:
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 class TestBothKinds:
     def test_bytes_cross_both_ways_and_the_events_come_in_order(self, tls: bool) -> None:
-        async def run() -> None:
+        async def talk() -> None:
             ours, theirs = Recorder(), Recorder()
             server, client = await pair(tls, ours, theirs)
             client.write(b"ping")
@@ -74,10 +85,10 @@ class TestBothKinds:
             assert (ours.error, theirs.error) == (None, None)
             assert (server.tls, server.clean, server.closed) == (tls, True, True)
 
-        asyncio.run(run())
+        run(talk())
 
     def test_half_close_lets_the_other_side_go_on(self, tls: bool) -> None:
-        async def run() -> None:
+        async def talk() -> None:
             ours, theirs = Recorder(), Recorder()
             server, client = await pair(tls, ours, theirs)
             client.write(b"request")
@@ -93,10 +104,10 @@ class TestBothKinds:
             await theirs.told("lost")
             assert theirs.error is None
 
-        asyncio.run(run())
+        run(talk())
 
     def test_half_close_with_unread_data_loses_none_of_it(self, tls: bool) -> None:
-        async def run() -> None:
+        async def talk() -> None:
             ours, theirs = Recorder(), Recorder()
             server, client = await pair(tls, ours, theirs)
             await asyncio.gather(ours.told("ready"), theirs.told("ready"))
@@ -112,10 +123,10 @@ class TestBothKinds:
             client.close()
             await asyncio.gather(ours.told("lost"), theirs.told("lost"))
 
-        asyncio.run(run())
+        run(talk())
 
     def test_a_paused_stream_tells_nothing_until_it_is_resumed(self, tls: bool) -> None:
-        async def run() -> None:
+        async def talk() -> None:
             ours, theirs = Recorder(data=lambda stream: stream.pause_reading()), Recorder()
             server, client = await pair(tls, ours, theirs)
             client.write(b"y" * 300_000)
@@ -136,10 +147,10 @@ class TestBothKinds:
             client.abort()
             await asyncio.gather(ours.told("lost"), theirs.told("lost"))
 
-        asyncio.run(run())
+        run(talk())
 
     def test_data_waits_for_an_owner_and_is_bounded(self, tls: bool) -> None:
-        async def run() -> None:
+        async def talk() -> None:
             theirs = Recorder()
             loop = asyncio.get_running_loop()
             if tls:
@@ -163,10 +174,10 @@ class TestBothKinds:
             server.close()
             await ours.told("lost")
 
-        asyncio.run(run())
+        run(talk())
 
     def test_a_stream_that_died_without_an_owner_tells_the_next_one_all(self, tls: bool) -> None:
-        async def run() -> None:
+        async def talk() -> None:
             theirs = Recorder()
             if tls:
                 server, client = await tls_pair(None, theirs)
@@ -191,10 +202,10 @@ class TestBothKinds:
             await ours.told("lost")
             assert (bytes(ours.data), ours.events) == (b"last words", ["ready", "data", "eof", "lost"])
 
-        asyncio.run(run())
+        run(talk())
 
     def test_a_reset_is_told_once_with_its_error(self, tls: bool) -> None:
-        async def run() -> None:
+        async def talk() -> None:
             ours, theirs = Recorder(), Recorder()
             server, client = await pair(tls, ours, theirs)
             await asyncio.gather(ours.told("ready"), theirs.told("ready"))
@@ -210,10 +221,10 @@ class TestBothKinds:
             await asyncio.sleep(0)
             assert ours.events.count("lost") == 1
 
-        asyncio.run(run())
+        run(talk())
 
     def test_back_pressure_is_told_and_memory_stays_flat(self, tls: bool) -> None:
-        async def run() -> None:
+        async def talk() -> None:
             total, piece = 16 * 1024 * 1024, b"m" * (48 * 1024)
             sent = waiting = received = behind = 0
 
@@ -252,11 +263,11 @@ class TestBothKinds:
             assert behind <= 2 * PIECE
             assert {"pause", "resume"} <= set(ours.events)
 
-        asyncio.run(run())
+        run(talk())
 
     @pytest.mark.parametrize("event", ["ready", "data", "eof", "pause"])
     def test_an_owner_that_raises_aborts_the_stream(self, tls: bool, event: str) -> None:
-        async def run() -> None:
+        async def talk() -> None:
             def fail(stream: ByteStream) -> None:
                 raise LookupError("bug")
 
@@ -278,10 +289,10 @@ class TestBothKinds:
             client.abort()
             await theirs.told("lost")
 
-        asyncio.run(run())
+        run(talk())
 
     def test_a_last_word_arrives_although_the_peer_still_sends(self, tls: bool) -> None:
-        async def run() -> None:
+        async def talk() -> None:
             def refuse(stream: ByteStream) -> None:
                 stream.write(b"refused")
                 stream.linger()
@@ -297,10 +308,10 @@ class TestBothKinds:
             await asyncio.gather(ours.told("lost"), theirs.told("lost"))
             assert ours.events == ["ready", "data", "lost"]
 
-        asyncio.run(run())
+        run(talk())
 
     def test_lingering_ends_when_the_peer_sends_for_ever(self, tls: bool) -> None:
-        async def run() -> None:
+        async def talk() -> None:
             ours = Recorder(data=lambda stream: stream.linger(seconds=60, limit=100_000))
             theirs = Recorder(pause=lambda stream: None)
             _, client = await pair(tls, ours, theirs)
@@ -309,10 +320,10 @@ class TestBothKinds:
                 client.write(b"u" * PIECE)
             await asyncio.gather(ours.told("lost"), theirs.told("lost"))
 
-        asyncio.run(run())
+        run(talk())
 
     def test_lingering_ends_with_its_time(self, tls: bool) -> None:
-        async def run() -> None:
+        async def talk() -> None:
             ours = Recorder(ready=lambda stream: stream.linger(seconds=0.05))
             theirs = Recorder()
             _, client = await pair(tls, ours, theirs)
@@ -320,17 +331,17 @@ class TestBothKinds:
             client.abort()
             await theirs.told("lost")
 
-        asyncio.run(run())
+        run(talk())
 
     def test_small_writes_are_not_delayed(self, tls: bool) -> None:
-        async def run() -> None:
+        async def talk() -> None:
             ours, theirs = Recorder(), Recorder()
             for stream in await pair(tls, ours, theirs):
                 assert stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
                 stream.abort()
             await asyncio.gather(ours.told("lost"), theirs.told("lost"))
 
-        asyncio.run(run())
+        run(talk())
 
 
 async def _small_plain(owner: Recorder) -> tuple[ByteStream, ByteStream]:
@@ -351,21 +362,47 @@ def kept(stream: ByteStream) -> int:
     return size
 
 
+def test_a_stream_may_be_closed_by_the_news_that_it_is_empty_again() -> None:
+    """asyncio ends a transport twice that is closed from within its resume_writing."""
+
+    async def talk() -> None:
+        accepted, connected = tcp_pair()
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * 1024 * 1024)
+        ours = Recorder(resume=lambda stream: stream.close())
+        stream = await accept_plain(asyncio.get_running_loop(), accepted, b"", ours)
+        await ours.told("ready")
+        sent = 0
+        while not stream.paused:
+            stream.write(b"w" * PIECE)
+            sent += PIECE
+        connected.settimeout(DEADLINE)
+        received = 0
+        while received < sent - stream.waiting:  # the kernel's buffers are empty, so the rest goes at once
+            received += len(connected.recv(1024 * 1024))
+        await ours.told("lost")
+        while data := connected.recv(1024 * 1024):
+            received += len(data)
+        assert received == sent
+        connected.close()
+
+    run(talk())
+
+
 class TestAccepting:
     @pytest.mark.parametrize("lowest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
     def test_bytes_read_before_are_fed_in(self, lowest: ssl.TLSVersion) -> None:
-        async def run() -> None:
+        async def talk() -> None:
             accepted, connected = tcp_pair()
             context = trusting(minimum_version=lowest, maximum_version=lowest)
             ours = Recorder(data=lambda stream: stream.write(b"hello back"))
 
-            def talk() -> bytes:
+            def speak() -> bytes:
                 connected.settimeout(DEADLINE)
                 with context.wrap_socket(connected, server_hostname=NAME) as client:
                     client.sendall(b"hello")
                     return client.recv(100)
 
-            peer = asyncio.ensure_future(blocking(talk))
+            peer = asyncio.ensure_future(blocking(speak))
             loop = asyncio.get_running_loop()
             accepted.setblocking(False)
             first = await loop.sock_recv(accepted, 100)
@@ -382,22 +419,22 @@ class TestAccepting:
             await ours.told("lost")
             assert ours.error is None
 
-        asyncio.run(run())
+        run(talk())
 
     @pytest.mark.parametrize("lowest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
     def test_a_client_that_does_not_trust_us_is_told_apart(self, lowest: ssl.TLSVersion) -> None:
-        async def run() -> None:
+        async def talk() -> None:
             accepted, connected = tcp_pair()
             context = client_context(make_authority().root_pem)
             context.minimum_version = lowest
 
-            def talk() -> None:
+            def speak() -> None:
                 connected.settimeout(DEADLINE)
                 with pytest.raises(ssl.SSLCertVerificationError):
                     context.wrap_socket(connected, server_hostname=NAME)
                 connected.close()
 
-            peer = asyncio.ensure_future(blocking(talk))
+            peer = asyncio.ensure_future(blocking(speak))
             with pytest.raises(ClientRejectedCa) as caught:
                 await accept_tls(
                     asyncio.get_running_loop(), accepted, LEAVES.context_for(NAME), b"", DEADLINE
@@ -405,10 +442,10 @@ class TestAccepting:
             assert caught.value.detail.endswith("alert_unknown_ca")
             await peer
 
-        asyncio.run(run())
+        run(talk())
 
     def test_distrust_that_comes_after_the_handshake_is_told_at_the_end(self) -> None:
-        async def run() -> None:
+        async def talk() -> None:
             ours, theirs = Recorder(), Recorder()
             server, client = await tls_pair(ours, theirs)
             await ours.told("ready")
@@ -419,7 +456,7 @@ class TestAccepting:
             client.close()
             await theirs.told("lost")
 
-        asyncio.run(run())
+        run(talk())
 
     @pytest.mark.parametrize(
         ("bytes_sent", "kind", "detail"),
@@ -432,7 +469,7 @@ class TestAccepting:
         ],
     )
     def test_what_is_no_handshake_has_a_name(self, bytes_sent: bytes, kind: str, detail: str) -> None:
-        async def run() -> None:
+        async def talk() -> None:
             accepted, connected = tcp_pair()
             connected.sendall(bytes_sent)
             connected.shutdown(socket.SHUT_WR)
@@ -444,10 +481,10 @@ class TestAccepting:
             assert accepted.fileno() == -1 or await _closes(accepted)
             connected.close()
 
-        asyncio.run(run())
+        run(talk())
 
     def test_a_client_that_hangs_up_on_our_certificate(self) -> None:
-        async def run() -> None:
+        async def talk() -> None:
             accepted, connected = tcp_pair()
             incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
             client = trusting().wrap_bio(incoming, outgoing, server_hostname=NAME)
@@ -468,10 +505,10 @@ class TestAccepting:
             assert (caught.value.kind, caught.value.detail) == ("closed", "after_certificate")
             await peer
 
-        asyncio.run(run())
+        run(talk())
 
     def test_a_silent_client_is_dropped_in_time(self) -> None:
-        async def run() -> None:
+        async def talk() -> None:
             accepted, connected = tcp_pair()
             with pytest.raises(ClientTlsError) as caught:
                 await accept_tls(asyncio.get_running_loop(), accepted, LEAVES.context_for(NAME), b"", 0.05)
@@ -479,10 +516,10 @@ class TestAccepting:
             assert await _closes(accepted)
             connected.close()
 
-        asyncio.run(run())
+        run(talk())
 
     def test_cancelling_closes_the_socket(self) -> None:
-        async def run() -> None:
+        async def talk() -> None:
             accepted, connected = tcp_pair()
             loop = asyncio.get_running_loop()
             task = asyncio.ensure_future(accept_tls(loop, accepted, LEAVES.context_for(NAME), b"", DEADLINE))
@@ -494,10 +531,10 @@ class TestAccepting:
             assert await _closes(accepted)
             connected.close()
 
-        asyncio.run(run())
+        run(talk())
 
     def test_a_stream_cut_without_close_notify_is_not_clean(self) -> None:
-        async def run() -> None:
+        async def talk() -> None:
             ours, theirs = Recorder(), Recorder()
             server, client = await tls_pair(ours, theirs)
             client.write(b"half an ans")
@@ -509,11 +546,11 @@ class TestAccepting:
             client.abort()
             await asyncio.gather(ours.told("lost"), theirs.told("lost"))
 
-        asyncio.run(run())
+        run(talk())
 
     @pytest.mark.parametrize("junk", [b"GET / HTTP/1.1\r\n", b"\x17\x03\x03\x00\x20" + b"\x00" * 32])
     def test_bytes_that_are_no_record_end_the_stream_after_what_was_true(self, junk: bytes) -> None:
-        async def run() -> None:
+        async def talk() -> None:
             ours, theirs = Recorder(), Recorder()
             _, client = await tls_pair(ours, theirs)
             client.write(b"true")
@@ -525,10 +562,10 @@ class TestAccepting:
             assert isinstance(theirs.error, UpstreamTlsError)
             assert theirs.error.kind == "broken"
 
-        asyncio.run(run())
+        run(talk())
 
     def test_data_behind_close_notify_is_not_read(self) -> None:
-        async def run() -> None:
+        async def talk() -> None:
             ours, theirs = Recorder(), Recorder()
             server, client = await tls_pair(ours, theirs)
             client.write_eof()
@@ -539,13 +576,13 @@ class TestAccepting:
             await ours.told("lost")
             assert (bytes(ours.data), ours.error, server.clean) == (b"", None, True)
 
-        asyncio.run(run())
+        run(talk())
 
     def test_renegotiation_is_refused(self) -> None:
         assert LEAVES.context_for(NAME).options & ssl.OP_NO_RENEGOTIATION
 
     def test_a_peer_that_asks_and_does_not_read_is_dropped(self) -> None:
-        async def run() -> None:
+        async def talk() -> None:
             ours, theirs = Recorder(), Recorder()
             server, client = await tls_pair(ours, theirs)
             await ours.told("ready")
@@ -557,7 +594,7 @@ class TestAccepting:
             assert "asks and does not read" in str(ours.error)
             client.abort()
 
-        asyncio.run(run())
+        run(talk())
 
 
 def _ssl_error(reason: str) -> ssl.SSLError:
@@ -602,7 +639,7 @@ class TestConnecting:
     ) -> tuple[TlsStream | UpstreamTlsError, Recorder]:
         """Connect to a server of Python's own; return the stream, its life over, or the error."""
 
-        async def run() -> tuple[TlsStream | UpstreamTlsError, Recorder]:
+        async def talk() -> tuple[TlsStream | UpstreamTlsError, Recorder]:
             accepted, connected = tcp_pair()
             peer = BlockingServer(accepted, server, then)
             ours = owner()
@@ -618,7 +655,7 @@ class TestConnecting:
             await blocking(peer.join)
             return stream, ours
 
-        return asyncio.run(run())
+        return run(talk())
 
     def test_a_trusted_server(self) -> None:
         stream, ours = self.connect(server_context(), trusting(), then=say_hi)
@@ -681,7 +718,7 @@ class TestConnecting:
         [(b"", "closed"), (b"HTTP/1.1 400 Bad Request\r\n\r\n", "handshake"), (None, "timeout")],
     )
     def test_what_is_no_tls_server(self, answer: bytes | None, kind: str) -> None:
-        async def run() -> None:
+        async def talk() -> None:
             accepted, connected = tcp_pair()
             if answer is not None:
                 accepted.sendall(answer)
@@ -693,11 +730,11 @@ class TestConnecting:
             assert await _closes(connected)
             accepted.close()
 
-        asyncio.run(run())
+        run(talk())
 
     @pytest.mark.parametrize("name", [".leading.dot", "nul\x00.test", "a" * 300])
     def test_a_name_that_openssl_cannot_ask_for(self, name: str) -> None:
-        async def run() -> None:
+        async def talk() -> None:
             accepted, connected = tcp_pair()
             with pytest.raises(UpstreamTlsError) as caught:
                 await connect_tls(asyncio.get_running_loop(), connected, trusting(), name, 1)
@@ -705,7 +742,7 @@ class TestConnecting:
             assert connected.fileno() == -1 or await _closes(connected)
             accepted.close()
 
-        asyncio.run(run())
+        run(talk())
 
     def test_errors_of_both_sides_are_connection_errors(self) -> None:
         for error in (UpstreamTlsError("certificate", "x"), ClientTlsError("closed"), ClientRejectedCa("x")):

@@ -13,7 +13,7 @@ from egressd.gate.tls.stream import TlsStream, UpstreamTlsError, connect_tls
 from egressd.gate.tls.upstream import SessionCache, upstream_context
 
 from .authority import DAY, NOW, make_authority, pem
-from .peers import AUTHORITY, DEADLINE, LEAVES, NAME, BlockingServer, Recorder, blocking, tcp_pair
+from .peers import AUTHORITY, DEADLINE, LEAVES, NAME, BlockingServer, Recorder, blocking, run, tcp_pair
 
 KEY = (NAME, "127.0.0.1", 443)
 
@@ -83,7 +83,7 @@ async def one_connection(
 class TestSessions:
     @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
     def test_a_kept_session_shortens_the_next_handshake(self, ca_file: str, version: ssl.TLSVersion) -> None:
-        async def run() -> None:
+        async def talk() -> None:
             client, cache = upstream_context(ca_file), SessionCache()
             client.maximum_version = version
             server = LEAVES.context_for(NAME)
@@ -93,10 +93,10 @@ class TestSessions:
             second = await one_connection(server, client, cache.get(KEY, client, now=1))
             assert second.resumed
 
-        asyncio.run(run())
+        run(talk())
 
     def test_resuming_never_stretches_the_trust_in_a_certificate(self, ca_file: str) -> None:
-        async def run() -> None:
+        async def talk() -> None:
             client, cache = upstream_context(ca_file), SessionCache(max_age=100)
             server = LEAVES.context_for(NAME)
             stream = await one_connection(server, client)
@@ -109,10 +109,10 @@ class TestSessions:
             cache.put(KEY, client, stream.session, True, now=100)
             assert cache.get(KEY, client, now=100) is None, "nothing to inherit from: not kept"
 
-        asyncio.run(run())
+        run(talk())
 
     def test_a_session_is_for_its_name_address_port_and_context(self, ca_file: str) -> None:
-        async def run() -> None:
+        async def talk() -> None:
             client, cache = upstream_context(ca_file), SessionCache()
             stream = await one_connection(LEAVES.context_for(NAME), client)
             cache.put(KEY, client, stream.session, False, now=0)
@@ -122,10 +122,10 @@ class TestSessions:
             cache.forget(KEY)
             assert len(cache) == 0
 
-        asyncio.run(run())
+        run(talk())
 
     def test_the_cache_is_bounded(self, ca_file: str) -> None:
-        async def run() -> None:
+        async def talk() -> None:
             client, cache = upstream_context(ca_file), SessionCache(capacity=2)
             stream = await one_connection(LEAVES.context_for(NAME), client)
             for port in range(5):
@@ -133,10 +133,10 @@ class TestSessions:
             cache.put(KEY, client, None, False, now=0)
             assert len(cache) == 2
 
-        asyncio.run(run())
+        run(talk())
 
     def test_a_session_of_another_context_is_an_error_and_not_a_crash(self, ca_file: str) -> None:
-        async def run() -> None:
+        async def talk() -> None:
             stream = await one_connection(LEAVES.context_for(NAME), upstream_context(ca_file))
             accepted, connected = tcp_pair()
             loop, other = asyncio.get_running_loop(), upstream_context(ca_file)
@@ -145,7 +145,7 @@ class TestSessions:
             assert connected.fileno() == -1
             accepted.close()
 
-        asyncio.run(run())
+        run(talk())
 
 
 def test_an_expired_server_is_refused(ca_file: str, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_an_expired_server_is_refused(ca_file: str, tmp_path: Path) -> None:
     path = tmp_path / "past.crt"
     path.write_bytes(pem(past.root))
 
-    async def run() -> None:
+    async def talk() -> None:
         accepted, connected = tcp_pair()
         peer = BlockingServer(accepted, leaves.context_for(NAME))
         with pytest.raises(UpstreamTlsError) as caught:
@@ -164,4 +164,4 @@ def test_an_expired_server_is_refused(ca_file: str, tmp_path: Path) -> None:
         assert (caught.value.kind, caught.value.detail) == ("certificate", "certificate has expired")
         await blocking(peer.join)
 
-    asyncio.run(run())
+    run(talk())
