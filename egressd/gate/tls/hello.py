@@ -137,6 +137,7 @@ class HelloReader:
 
     def _read(self, wire: bytes | bytearray) -> Outcome:
         while True:
+            self._skim(wire)
             if self._at == len(wire):
                 return _NEED_MORE
             if (problem := self._judge_record(wire)) is not None:
@@ -158,6 +159,22 @@ class HelloReader:
             self._at = begin + length
             if len(header) == 4 and have == 4 + int.from_bytes(header[1:]):
                 return _parse_body(bytes(self._handshake[4:]), self._at)
+
+    def _skim(self, wire: bytes | bytearray) -> None:
+        """Take whole, faultless records that do not end the hello; 65,000 of one byte must not hold up the
+        loop."""
+        handshake, at, end = self._handshake, self._at, len(wire)
+        if len(handshake) < 4:
+            return
+        total = 4 + int.from_bytes(handshake[1:4])
+        while end - at >= 5 and wire[at] == _HANDSHAKE and wire[at + 1] == 3 and wire[at + 2] <= 4:
+            length = wire[at + 3] << 8 | wire[at + 4]
+            beyond = at + 5 + length
+            if not 0 < length <= MAX_RECORD or beyond > end or len(handshake) + length >= total:
+                break
+            handshake += wire[at + 5 : beyond]
+            at = beyond
+        self._at = at
 
     def _judge_record(self, wire: bytes | bytearray) -> Detail | None:
         """Return what is wrong with the (perhaps incomplete) record header at the reading position."""
