@@ -71,7 +71,6 @@ class Engine:
         self._busy = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._exchange: Exchange | None = None
-        self._begun = False  # the head of the response has been written
         self._early = False  # the response is complete, its request is not
         self._timer: asyncio.TimerHandle | None = None
         self._since = self._active = self._loop.time()
@@ -154,7 +153,7 @@ class Engine:
             self._conduit.drop_upstream()
             self._finish()
         elif self._is_open() and self._conduit.is_upstream(stream):
-            if exc is not None and self._exchange is not None and not self._begun:
+            if exc is not None and self._exchange is not None and not self._layer.sandbox_side.begun:
                 self._guard(lambda: self._failed(reason_of(exc), "lost before a response"))
             else:
                 self._upstream_ended(clean=False)
@@ -255,7 +254,6 @@ class Engine:
         opening = command.name == "requestheaders"
         if opening:
             self._exchange = Exchange(self.connection)  # even a hook that raises at once leaves a record
-            self._begun = False
             self._arm()
         work = hook(flow) if hook is not None else None
         if opening:
@@ -279,8 +277,6 @@ class Engine:
         if command.name == "requestheaders" and (self._exchange is None or not self._exchange.admitted):
             self._deny()
             return
-        if command.name == "responseheaders":
-            self._begun = True
         if command.blocking:
             self._queue.append(events.HookCompleted(command))
 
@@ -365,7 +361,7 @@ class Engine:
         elif reason is Reason.CLIENT_CLOSED:
             exchange.end(reason, detail)
             self._leave()
-        elif not self._begun:
+        elif not self._layer.sandbox_side.begun:
             if not exchange.decided:
                 exchange.deny(Decision("deny", reason), detail)
             exchange.refuse(reason)
@@ -395,7 +391,6 @@ class Engine:
         try:
             if self._exchange is None:
                 self._exchange = Exchange(self.connection)
-                self._begun = False
             self._failed(Reason.INTERNAL_ERROR, type(error).__name__)
         except Exception:  # noqa: BLE001 # not even that: then nothing is said at all
             self.cut(Reason.INTERNAL_ERROR)
@@ -471,7 +466,7 @@ class Engine:
 
     def _overdue(self) -> None:
         if self._exchange is not None:
-            waiting = self._layer.sandbox_side.request_done and not self._begun
+            waiting = self._layer.sandbox_side.request_done and not self._layer.sandbox_side.begun
             reason = Reason.UPSTREAM_TIMEOUT if waiting else Reason.IDLE_TIMEOUT
             self._failed(reason, "no bytes in either direction")
         elif self._layer.sandbox_side.buf:

@@ -139,6 +139,11 @@ class Server(_Side):
         yield from self.read_body(events.DataReceived(self.conn, b""))
 
     @property
+    def begun(self) -> bool:
+        """Whether the head of the response has been written, so that no other answer is possible."""
+        return self.response is not None
+
+    @property
     def framed(self) -> bool:
         """Whether the client can see that the response that was begun is incomplete."""
         return self.response is not None and bool(
