@@ -54,28 +54,23 @@ def check(
 
 
 def _summary(problems: Problems) -> None:
-    count = len(problems)
-    print(
-        f"egressd check: {count} {'problem' if count == 1 else 'problems'}; nothing was loaded",
-        file=sys.stderr,
-    )
+    print(f"egressd check: {_count(len(problems), 'problem')}; nothing was loaded", file=sys.stderr)
 
 
 def _sound(rules: Rules, folder: Path) -> None:
     for warning in rules.warnings:
         print(warning, file=sys.stderr)
     entries = sum(len(rules.effective(name).entries) for name in rules.profiles)
-    print(
-        f"{folder}: {_count(rules.profiles, 'profile')}, {entries} entries, {rules.tests} tests hold ({rules.digest})"
-    )
+    counts = [_count(len(rules.profiles), "profile"), _count(entries, "rule"), _count(rules.tests, "test")]
+    print(f"{folder}: {', '.join(counts)} hold ({rules.digest})")
     if GIVEN.verbose:
         for name in rules.profiles:
             effective = rules.effective(name)
             print(f"  {name}: {effective.mode}, {len(effective.entries)} entries ({effective.digest()})")
 
 
-def _count(things: list[str], word: str) -> str:
-    return f"{len(things)} {word}{'' if len(things) == 1 else 's'}"
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def _as_json(result: Rules | Problems) -> dict[str, object]:

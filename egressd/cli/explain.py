@@ -63,7 +63,7 @@ def explain(
     if as_json:
         print(json.dumps(found.as_json(), ensure_ascii=True))
     else:
-        print("\n".join(_lines(found, rules.root)))
+        print("\n".join(lines(found, rules.root)))
     raise typer.Exit(YES if found.decision.allowed else NO)
 
 
@@ -85,7 +85,8 @@ def _moment(at: str | None) -> float:
         raise _bad(f"--at {at!r}: {error}") from None
 
 
-def _lines(found: Explanation, root: str) -> list[str]:
+def lines(found: Explanation, root: str) -> list[str]:
+    """Return the explanation for people; `root` stands before every place."""
     decision, entry = found.decision, found.decision.entry
     treatment = f" ({decision.treatment})" if decision.allowed else ""
     lines = [

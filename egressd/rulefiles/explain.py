@@ -94,7 +94,7 @@ def explain(rules: Rules, profile: str, asked: Asked, now: float) -> Explanation
     distinct = {(entry.id, entry.via) for entry in policy.effective.entries}
     untold = len(distinct - {(one.entry.id, one.entry.via) for one in told})
     return Explanation(
-        profile, asked, decision, tuple(told), untold, _change(policy, asked, decision, told, now)
+        profile, asked, decision, tuple(told), untold, _change(policy, asked, decision, told, now, rules.root)
     )
 
 
@@ -175,15 +175,16 @@ def _change(
     if expired is not None:
         return f"{expired.id} has expired; renew it ({root}/{expired.place})"
     proposal = _proposal(asked.attempt)
+    otherwise = WORDS[decision.reason].hint
     if proposal is None:
-        return ""
+        return otherwise
     widened = policy.effective.model_copy(update={"entries": (*policy.effective.entries, proposal)})
     try:
         allowed = judge(compile_policy(widened), asked, now).allowed
-    except ValueError:
-        return ""
+    except ValueError:  # a path that no pattern can spell
+        allowed = False
     if not allowed:
-        return ""
+        return otherwise
     missed = (one.entry for one in tried if one.standing == "misses" and _takes(one.entry, proposal))
     near = next(missed, None)
     if near is not None:

@@ -85,12 +85,17 @@ def _suffixes(*, only_registry: bool) -> PublicSuffixList:
 def _wildcard_holds(raw: str, pattern: HostPattern, path: str, place: Place, findings: Findings) -> bool:
     base = format_name(pattern.name)
     if _suffixes(only_registry=True).is_public(base):
-        message = f"{quoted(raw)} covers everybody's names: '{base}' is a public suffix"
-        findings.add(
-            path, place, Code.PUBLIC_SUFFIX, message, f'name a domain below it, like "*.example.{base}"'
-        )
+        findings.add(path, place, Code.PUBLIC_SUFFIX, _everybody(raw, base), _below(base))
         return False
     return True
+
+
+def _everybody(raw: str, base: str) -> str:
+    return f"{quoted(raw)} covers everybody's names: '{base}' is a public suffix"
+
+
+def _below(base: str) -> str:
+    return f'name a domain below it, like "*.example.{base}"'
 
 
 def is_shared(host: str) -> bool:
@@ -101,6 +106,9 @@ def is_shared(host: str) -> bool:
 def _refused(raw: str, bad: BadHost) -> tuple[Code, str, str]:
     if not raw.isascii():
         return _unicode(raw)
+    base = raw.removeprefix("*.")
+    if base != raw and base.isalpha():
+        return Code.PUBLIC_SUFFIX, _everybody(raw, base), _below(base)
     if "*" in raw.removeprefix("*."):
         hint = "name the hosts; a wildcard is a leading '*.' on a domain of one owner"
         return Code.BAD_WILDCARD, f"{quoted(raw)}: {bad.detail}", hint

@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel
 
 from egressd.rulefiles.document import Document, Node
-from egressd.rulefiles.problems import Code, Findings, Place, Problems, quoted
+from egressd.rulefiles.problems import MOST, Code, Findings, Place, Problems, quoted
 from egressd.rulefiles.scalars import Surprise, resolve
 from egressd.rulefiles.shape import fit
 
@@ -32,7 +32,7 @@ def load_document(content: bytes, path: str, findings: Findings) -> Document | N
     builder = _Builder(path, findings)
     try:
         for event in yaml.parse(text, Loader=yaml.CSafeLoader):
-            if not builder.take(event):
+            if not builder.take(event) or findings.left_out > MOST:
                 return None
     except yaml.MarkedYAMLError as error:
         _syntax(error, text, path, findings)

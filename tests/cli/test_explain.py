@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_check import RULES, nothing_given, run
+
+__all__ = ["nothing_given"]
+
+ALLOWED = "GET https://pypi.org/simple/requests/"
+DENIED = "POST https://pypi.org/simple/"
+ASKED = "GET https://github.com/else/where/info/refs?service=git-upload-pack"
+
+
+def explain(request: str, *words: str) -> tuple[int, str, str]:
+    return run("explain", request, "--rules", RULES, *words)
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status", "first"),
+    [
+        (ALLOWED, 0, f"allow (inspect): {ALLOWED} under coding-agent"),
+        (DENIED, 1, f"deny: {DENIED} under coding-agent"),
+        (ASKED, 1, f"ask: {ASKED} under coding-agent"),
+        ("dns:pypi.org", 0, "allow (inspect): dns:pypi.org under coding-agent"),
+        ("tcp://pypi.org:22", 1, "deny: tcp://pypi.org:22 under coding-agent"),
+    ],
+)
+def test_the_verdict_comes_first_and_is_the_status(request_line: str, status: int, first: str) -> None:
+    got, out, err = explain(request_line, "--profile", "coding-agent")
+    assert (got, err) == (status, "")
+    assert out.splitlines()[0] == first
+
+
+def test_the_rule_is_named_with_its_file_and_line() -> None:
+    _, out, _ = explain(ALLOWED, "--profile", "coding-agent")
+    line = (RULES / "profiles" / "coding-agent.yaml").read_text().splitlines().index("  - service: pypi") + 1
+    assert f"  rule:   pypi ({RULES}/profiles/coding-agent.yaml:{line})\n" in out
+
+
+def test_json_is_one_object() -> None:
+    status, out, _ = explain(DENIED, "--profile", "coding-agent", "--json")
+    found = json.loads(out)
+    assert status == 1
+    assert (found["verdict"], found["reason"], found["rule"]) == ("deny", "method_not_allowed", None)
+    assert found["tried"][0]["rule"] == "pypi"
+    assert found["tried"][0]["standing"] == "misses"
+
+
+def test_the_profile_may_come_from_the_environment_and_has_no_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert explain(ALLOWED)[0] == 2
+    monkeypatch.setenv("EGRESSD_PROFILE", "coding-agent")
+    assert explain(ALLOWED)[0] == 0
+    assert explain(ALLOWED, "--profile", "locked-down")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("request_line", "words", "says"),
+    [
+        ("get https://pypi.org/", ("--profile", "coding-agent"), "hint: write GET"),
+        (ALLOWED, ("--profile", "coding-agnet"), "did you mean 'coding-agent'?"),
+        (ALLOWED, ("--profile", "coding-agent", "--at", "tomorrow"), "--at 'tomorrow'"),
+        (ALLOWED, ("--profile", "coding-agent", "--rules", __file__), "unreadable"),
+    ],
+)
+def test_bad_input_is_status_2_and_says_why_on_stderr(
+    request_line: str, words: tuple[str, ...], says: str
+) -> None:
+    status, out, err = explain(request_line, *words)
+    assert (status, out) == (2, "")
+    assert says in err
+
+
+def test_at_judges_another_day(tmp_path: Path) -> None:
+    for path, text in {
+        "organisation.yaml": "schema: 1\n",
+        "profiles/box.yaml": "schema: 1\nprofile: box\nallow:\n  - hosts: [a.example.com]\n    expires: 2099-03-31\n",
+    }.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    def status(at: str) -> int:
+        return run(
+            "explain", "GET https://a.example.com/", "--rules", tmp_path, "--profile", "box", "--at", at
+        )[0]
+
+    assert [status(at) for at in ("2099-03-31T23:59Z", "2099-04-01T00:00Z", "2099-03-31")] == [0, 1, 0]
+
+
+def test_a_verb_loads_nothing_of_the_others() -> None:
+    code = (
+        "import sys; from typer.testing import CliRunner; from egressd.cli.main import app\n"
+        f"assert CliRunner().invoke(app, ['check', {str(RULES)!r}]).exit_code == 0\n"
+        "heavy = {'mitmproxy', 'aiohttp', 'dnslib', 'pyroute2', 'cryptography', 'asyncio'} & set(sys.modules)\n"
+        "sys.exit(f'loaded: {sorted(heavy)}' if heavy else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr

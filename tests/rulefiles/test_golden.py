@@ -1,0 +1,90 @@
+"""Files in, words out: `tests/golden/NN-name` are lessons in order of difficulty, `tests/golden/bad/CODE` one mistake each.
+
+`UPDATE_GOLDEN=1 pytest tests/rulefiles/test_golden.py` writes what comes out; read the difference before you keep it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from egressd.cli.explain import lines
+from egressd.rulefiles.explain import explain
+from egressd.rulefiles.load import Rules, load_rules
+from egressd.rulefiles.problems import WARNINGS, Code, Problems
+from egressd.rulefiles.requestline import Asked, parse_request_line
+from egressd.rulefiles.yaml import MOST_BYTES
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+BAD = GOLDEN / "bad"
+NOW = dt.datetime(2026, 12, 1, 12, tzinfo=dt.UTC).timestamp()
+
+LESSONS = sorted(path.name for path in GOLDEN.iterdir() if path.name[0].isdigit())
+MISTAKES = sorted(path.name for path in BAD.iterdir() if path.name != "base")
+WITHOUT_A_FILE = {Code.TOO_LARGE}  # four MiB are made below, not kept
+
+
+def compare(path: Path, got: str) -> None:
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(got)
+    assert got == path.read_text()
+
+
+def laid_out(case: Path, folder: Path) -> Path:
+    """A folder with the base files, those of the case over them, and without what its `removed` names."""
+    shutil.copytree(BAD / "base", folder)
+    shutil.copytree(case, folder, dirs_exist_ok=True)
+    removed = folder / "removed"
+    for name in removed.read_text().split() if removed.exists() else ():
+        (folder / name).unlink()
+    return folder
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_named_with_its_place_and_a_way_out(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    laid_out(BAD / name, tmp_path / "rules")
+    monkeypatch.chdir(tmp_path)
+    credentials = Path("rules/credentials.yaml")
+    result = load_rules(Path("rules"), now=NOW, credentials=credentials if credentials.exists() else None)
+    if Code(name) in WARNINGS:
+        assert isinstance(result, Rules), str(result)
+        problems = list(result.warnings)
+    else:
+        assert isinstance(result, Problems)
+        problems = list(result)
+    # An expired test comes with the expired rule.
+    assert {problem.code for problem in problems} - {Code.EXPIRED} == {Code(name)} - {Code.EXPIRED}
+    assert problems == sorted(problems)
+    compare(BAD / name / "expected.txt", "".join(f"{problem}\n" for problem in problems))
+
+
+def test_every_code_has_a_file_that_shows_it() -> None:
+    assert {Code(name) for name in MISTAKES} == set(Code) - WITHOUT_A_FILE
+
+
+def test_a_file_over_the_most_is_too_large(tmp_path: Path) -> None:
+    folder = laid_out(BAD / "empty_file", tmp_path / "rules")
+    (folder / "profiles" / "a.yaml").write_bytes(b"#" * (MOST_BYTES + 1))
+    result = load_rules(folder, now=NOW)
+    assert isinstance(result, Problems)
+    assert [problem.code for problem in result] == [Code.TOO_LARGE]
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_a_lesson_comes_out_as_written(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(GOLDEN / name)
+    rules = load_rules(Path("rules"), now=NOW)
+    assert isinstance(rules, Rules), str(rules)
+    shown = [str(warning) for warning in rules.warnings]
+    for line in Path("requests.txt").read_text().splitlines():
+        profile, _, request = line.partition(" ")
+        asked = parse_request_line(request)
+        assert isinstance(asked, Asked), asked
+        shown += ["", *lines(explain(rules, profile, asked, NOW), rules.root)]
+    compare(GOLDEN / name / "expected.txt", "\n".join(shown).lstrip("\n") + "\n")

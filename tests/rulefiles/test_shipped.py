@@ -1,0 +1,73 @@
+"""The rules that we ship: sound, quiet, current, and refusing what they must."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from egressd.rulefiles.claims import judge
+from egressd.rulefiles.load import Rules, load_rules
+from egressd.rulefiles.requestline import Asked, parse_request_line
+from egressd.rulefiles.schema import schema_text
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+RULES = ROOT / "rules"
+NOON = 1_796_126_400.0  # 2026-12-01T12:00Z
+
+
+@pytest.fixture(scope="module")
+def rules() -> Rules:
+    found = load_rules(RULES, now=NOON, credentials=RULES / "credentials.example.yaml")
+    assert isinstance(found, Rules), str(found)
+    return found
+
+
+def test_the_shipped_rules_load_without_a_warning(rules: Rules) -> None:
+    assert rules.warnings == ()
+    assert rules.profiles == ["coding-agent", "locked-down"]
+
+
+def test_the_schema_is_current() -> None:
+    hint = "python -m egressd.rulefiles.schema > rules/schema.json"
+    assert (RULES / "schema.json").read_text() == schema_text(), hint
+
+
+@pytest.mark.parametrize("path", sorted(RULES.glob("*/*.yaml")), ids=lambda path: path.name)
+def test_editors_find_the_schema_from_every_rule_file(path: Path) -> None:
+    assert path.read_text().startswith("# yaml-language-server: $schema=../schema.json\n")
+
+
+@pytest.mark.parametrize("name", ["coding-agent", "locked-down"])
+@pytest.mark.parametrize(
+    "request_line",
+    [
+        "GET http://169.254.169.254/latest/meta-data/iam/security-credentials/",
+        "GET http://[::ffff:169.254.169.254]/",
+        "GET http://0xa9fea9fe/",
+        "GET http://metadata.google.internal/",
+        "GET https://127.0.0.1/",
+        "POST https://pastebin.com/api/api_post.php",
+        "GET https://x.ngrok.io/",
+        "GET https://dns.google/resolve?name=secret.example.com",
+        "POST https://pypi.org/legacy/",
+        "PUT https://registry.npmjs.org/left-pad",
+        "POST https://github.com/mallory/x.git/git-receive-pack",
+        "POST https://api.github.com/gists",
+        "POST https://api.anthropic.com/v1/files",
+        "GET https://1.1.1.1/",
+        "tcp://smtp.example.com:25",
+    ],
+)
+def test_no_shipped_profile_lets_this_out(rules: Rules, name: str, request_line: str) -> None:
+    asked = parse_request_line(request_line)
+    assert isinstance(asked, Asked)
+    assert judge(rules.compiled(name), asked, NOON).verdict == "deny"
+
+
+def test_locked_down_lets_nothing_out_that_coding_agent_does(rules: Rules) -> None:
+    for line in (RULES / "profiles" / "coding-agent.yaml").read_text().splitlines():
+        if line.strip().startswith("- {allow:"):
+            asked = parse_request_line(line.split('"')[1])
+            assert isinstance(asked, Asked)
+            assert judge(rules.compiled("locked-down"), asked, NOON).verdict == "deny"
