@@ -226,11 +226,11 @@ class Resolver:
             ttl = min(ttl, chain.ttl)
             if chain.addresses:
                 return _Found(chain.addresses, max(ttl, MIN_TTL))
-            hops += chain.hops
+            if chain.cut:
+                return ResolveFailed(Reason.UPSTREAM_DNS, f"more than {MAX_HOPS} aliases")
             if chain.hops == 0 or chain.final:
                 return ResolveFailed(Reason.UPSTREAM_DNS, "the name has no address")
-            if hops >= MAX_HOPS:
-                return ResolveFailed(Reason.UPSTREAM_DNS, f"more than {MAX_HOPS} aliases")
+            hops += chain.hops
             floor = _floor(chain.end)
             if floor is not None:
                 return ResolveFailed(floor, "the name is an alias of one that is never resolved")
@@ -265,13 +265,17 @@ class Resolver:
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """Where a reply leads from a name: to addresses, or to an `end` behind which `final` says nothing comes."""
+    """Where a reply leads from a name: to `addresses`, or to an `end` after some `hops`.
+
+    `final` says that nothing comes behind the end, `cut` that more aliases do than may be followed.
+    """
 
     addresses: tuple[Address, ...]
     end: dns.name.Name
     hops: int
     ttl: float
     final: bool
+    cut: bool
 
 
 def _walk(
@@ -283,13 +287,12 @@ def _walk(
         held = reply.get_rrset(reply.answer, at, dns.rdataclass.IN, kind)
         if held is not None:
             addresses = tuple(ip_address(rdata.address) for rdata in held)[:MAX_ADDRESSES]
-            return _Chain(addresses, at, hops, min(ttl, held.ttl), final=True)
+            return _Chain(addresses, at, hops, min(ttl, held.ttl), final=True, cut=False)
         alias = reply.get_rrset(reply.answer, at, dns.rdataclass.IN, dns.rdatatype.CNAME)
         if alias is None or hops == limit:
-            # An SOA record says that the end exists and has no address (RFC 2308 §2.2); without it, ask
-            # there.
+            # An SOA record says that the end exists and has no address (RFC 2308 §2.2); without it, ask there.
             final = any(rrset.rdtype == dns.rdatatype.SOA for rrset in reply.authority)
-            return _Chain((), at, hops, ttl, final=final and alias is None)
+            return _Chain((), at, hops, ttl, final, cut=alias is not None)
         at, ttl = alias[0].target, min(ttl, alias.ttl)
     raise AssertionError("unreachable: the last round returns")
 

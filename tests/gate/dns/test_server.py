@@ -1,0 +1,566 @@
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+import socket
+import subprocess
+from ipaddress import IPv4Address
+from typing import Any
+
+import dns.message
+import pytest
+
+from egressd.gate.dns import server as server_module
+from egressd.gate.dns.synthetic import FIRST, SyntheticNames
+from egressd.gate.recorder import AuditUnavailable
+from egressd.gate.settings import Settings
+from egressd.policy.attempt import Name
+from tests.gate.dns.ground import framed, policy, query, receive, serving, unframed, until
+
+EXPLAIN = "198.18.0.2"
+
+
+# what is answered, and in which order things happen
+
+
+def test_a_new_name_is_answered_only_after_its_pair_and_its_record_are_stored() -> None:
+    async def scenario() -> None:
+        async with serving("api.allowed.test") as ground:
+            assert await ground.outcome("api.allowed.test") == str(FIRST)
+            assert ground.book.log == ["store api.allowed.test", "commit api.allowed.test"]
+            assert ground.stored == [(("api", "allowed", "test"), FIRST)]
+            [record] = ground.book.records
+            assert (record.event, record.layer, record.channel) == ("decision", "dns", "dns-udp")
+            assert (record.verdict, record.reason, record.rule, record.place) == (
+                "allow",
+                "rule",
+                "api.allowed.test",
+                "p.yaml:1",
+            )
+            assert (record.host, record.qtype, record.sandbox) == ("api.allowed.test", "A", "s1")
+            assert (record.profile, record.labels) == ("p", {"task": "t"})
+            assert record.policy == ground.sandbox.policy.digest
+            assert record.root_id == record.attempt_id
+
+    asyncio.run(scenario())
+
+
+def test_a_known_name_is_answered_without_control_and_becomes_the_root_of_later_connections() -> None:
+    async def scenario() -> None:
+        async with serving("api.allowed.test") as ground:
+            for _ in range(2):
+                assert await ground.outcome("api.allowed.test") == str(FIRST)
+                [*_, last] = ground.book.records
+                assert ground.sandbox.names.root_of(("api", "allowed", "test")) == last.attempt_id
+            assert ground.book.log == ["store api.allowed.test", "commit api.allowed.test"]
+            assert len(ground.book.records) == 2
+
+    asyncio.run(scenario())
+
+
+def test_aaaa_of_an_allowed_name_needs_no_address() -> None:
+    async def scenario() -> None:
+        async with serving("api.allowed.test") as ground:
+            assert await ground.outcome("api.allowed.test", "AAAA") == "NOERROR"
+            assert ground.stored == []
+            assert ground.book.told() == [("allow", "rule")]
+
+    asyncio.run(scenario())
+
+
+def test_queries_for_one_new_name_share_one_pair() -> None:
+    async def scenario() -> None:
+        release = asyncio.Event()
+
+        async def slow(_name: Name, _address: IPv4Address) -> None:
+            await release.wait()
+
+        async with serving("api.allowed.test", store=slow) as ground:
+            with ground.client() as first, ground.client() as second:
+                first.send(query("api.allowed.test"))
+                second.send(query("API.allowed.test"))
+                await until(lambda: len(ground.stored) > 0)
+                await asyncio.sleep(0)
+                assert ground.sandbox.names.address_of(("api", "allowed", "test")) is None
+                release.set()
+                replies = [dns.message.from_wire(await receive(sock)) for sock in (first, second)]
+            assert [str(reply.answer[0][0]) for reply in replies] == [str(FIRST)] * 2
+            assert len(ground.stored) == 1
+            assert len(ground.book.records) == 2
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("mode", "seen"), [("explain", EXPLAIN), ("nxdomain", "NXDOMAIN")])
+def test_dns_01_a_denied_name_is_answered_at_once_and_recorded_with_its_name(mode: str, seen: str) -> None:
+    async def scenario() -> None:
+        async with serving(
+            "api.allowed.test", settings=Settings.model_validate({"dns_denied": mode})
+        ) as ground:
+            assert await ground.outcome("4A6f.evil.test") == seen
+            [record] = ground.book.records
+            assert (record.verdict, record.reason) == ("deny", "not_allowed")
+            assert (record.host, record.host_raw) == ("4a6f.evil.test", "4A6f.evil.test")
+            assert ground.stored == []
+
+    asyncio.run(scenario())
+
+
+def test_a_swapped_policy_counts_from_the_next_query() -> None:
+    async def scenario() -> None:
+        async with serving("other.test") as ground:
+            assert await ground.outcome("api.allowed.test") == EXPLAIN
+            ground.sandbox.policy = policy("api.allowed.test")
+            assert await ground.outcome("api.allowed.test") == str(FIRST)
+            ground.sandbox.policy = policy("other.test")
+            assert await ground.outcome("api.allowed.test") == EXPLAIN
+
+    asyncio.run(scenario())
+
+
+def test_a_revoked_sandbox_gets_no_name() -> None:
+    async def scenario() -> None:
+        async with serving("api.allowed.test") as ground:
+            assert await ground.outcome("api.allowed.test") == str(FIRST)
+            ground.sandbox.revoked = True
+            assert await ground.outcome("api.allowed.test") == EXPLAIN
+            assert ground.book.told()[-1] == ("deny", "revoked")
+
+    asyncio.run(scenario())
+
+
+# what fails is not answered
+
+
+def explode(*_: object) -> Any:
+    raise ZeroDivisionError("the policy broke")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(AuditUnavailable("full"), "audit_unavailable"), (RuntimeError("bug"), "internal_error")],
+)
+def test_a_store_that_fails_is_servfail_and_the_pair_stays_unknown(error: Exception, reason: str) -> None:
+    async def scenario() -> None:
+        broken = True
+
+        async def store(_name: Name, _address: IPv4Address) -> None:
+            if broken:
+                raise error
+
+        async with serving("api.allowed.test", store=store) as ground:
+            assert await ground.outcome("api.allowed.test") == "SERVFAIL"
+            assert ground.book.told() == [("deny", reason)]
+            assert ground.sandbox.names.name_of(FIRST) is None
+            broken = False
+            assert await ground.outcome("api.allowed.test") == str(FIRST)
+
+    asyncio.run(scenario())
+
+
+def test_a_store_that_hangs_is_servfail_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "STORE_TIMEOUT", 0.05)
+
+    async def scenario() -> None:
+        async def hang(_name: Name, _address: IPv4Address) -> None:
+            await asyncio.Event().wait()
+
+        async with serving("api.allowed.test", store=hang) as ground:
+            assert await ground.outcome("api.allowed.test") == "SERVFAIL"
+            assert await ground.outcome("evil.test") == EXPLAIN, "others are answered meanwhile"
+            assert ground.book.told()[0] == ("deny", "audit_unavailable")
+
+    asyncio.run(scenario())
+
+
+def test_a_record_that_cannot_be_written_is_servfail() -> None:
+    async def scenario() -> None:
+        async with serving("api.allowed.test", "known.test") as ground:
+            assert await ground.outcome("known.test") == str(FIRST)
+            ground.book.commit_error = AuditUnavailable("disk full")
+            assert await ground.outcome("api.allowed.test") == "SERVFAIL"
+            ground.book.put_error = RuntimeError("channel gone")
+            assert await ground.outcome("known.test") == "SERVFAIL"
+            assert await ground.outcome("evil.test") == "SERVFAIL"
+            ground.book.put_error = ground.book.commit_error = None
+            assert await ground.outcome("api.allowed.test") == str(FIRST + 1)
+
+    asyncio.run(scenario())
+
+
+def test_an_exception_while_judging_is_servfail_with_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with serving("api.allowed.test") as ground:
+            with monkeypatch.context() as patched:
+                patched.setattr(server_module, "decide", explode)
+                assert await ground.outcome("api.allowed.test") == "SERVFAIL"
+                assert ground.book.told() == [("deny", "internal_error")]
+                assert ground.book.records[0].detail == "ZeroDivisionError"
+            assert await ground.outcome("api.allowed.test") == str(FIRST)
+
+    asyncio.run(scenario())
+
+
+# limits
+
+
+def test_dns_31_over_the_budget_is_refused_and_folded_and_nothing_is_lost() -> None:
+    async def scenario() -> None:
+        settings = Settings(dns_queries_per_minute=3)
+        async with serving("api.allowed.test", settings=settings) as ground:
+            seen = [await ground.outcome(f"{number}.evil.test") for number in range(9)]
+            assert seen == [EXPLAIN] * 3 + ["REFUSED"] * 6
+            assert ground.book.told()[3:] == [("deny", "dns_budget")]
+            assert ground.book.records[3].host == "3.evil.test"
+        assert ground.book.records[-1].count == 5
+        assert ground.book.total() == 9
+
+    asyncio.run(scenario())
+
+
+def test_folded_counts_are_written_when_their_window_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("egressd.gate.dns.ledger.WINDOW", 0.05)
+
+    async def scenario() -> None:
+        async with serving(settings=Settings(dns_queries_per_minute=1)) as ground:
+            for number in range(4):
+                await ground.outcome(f"{number}.evil.test")
+            await until(lambda: ground.book.total() == 4)
+
+    asyncio.run(scenario())
+
+
+def test_names_past_the_cap_are_dns_budget_and_known_ones_stay() -> None:
+    async def scenario() -> None:
+        async with serving("*.wild.test", settings=Settings(dns_names=1)) as ground:
+            assert await ground.outcome("a.wild.test") == str(FIRST)
+            assert await ground.outcome("b.wild.test") == "NXDOMAIN"
+            assert ground.book.told()[-1] == ("deny", "dns_budget")
+            assert await ground.outcome("a.wild.test") == str(FIRST)
+
+    asyncio.run(scenario())
+
+
+def test_too_many_queries_waiting_for_control_are_servfail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "WAITING", 2)
+
+    async def scenario() -> None:
+        release = asyncio.Event()
+
+        async def slow(_name: Name, _address: IPv4Address) -> None:
+            await release.wait()
+
+        async with serving("*.wild.test", store=slow) as ground:
+            with ground.client() as sock:
+                for ident in range(5):
+                    sock.send(query(f"{ident}.wild.test", ident=ident))
+                early = [dns.message.from_wire(await receive(sock)) for _ in range(3)]
+                assert {(reply.id, reply.rcode()) for reply in early} == {(2, 2), (3, 2), (4, 2)}
+                release.set()
+                late = [dns.message.from_wire(await receive(sock)) for _ in range(2)]
+                assert {(reply.id, reply.rcode()) for reply in late} == {(0, 0), (1, 0)}
+            assert await ground.outcome("5.wild.test") == str(FIRST + 2)
+        assert ground.book.total() == 6
+
+    asyncio.run(scenario())
+
+
+def test_what_the_kernel_dropped_unread_is_one_lost_record() -> None:
+    sent = 2_000
+
+    async def scenario() -> None:
+        async with serving(settings=Settings(dns_queries_per_minute=10)) as ground:
+            with ground.client() as sock:
+                for _ in range(sent):  # without a turn for the server: its buffer must overflow
+                    sock.send(query("evil.test"))
+            handled = -1
+            while handled != ground.book.total():
+                handled = ground.book.total()
+                await asyncio.sleep(0.05)
+        lost = [record for record in ground.book.records if record.event == "lost"]
+        assert len(lost) == 1
+        assert ground.book.total() == sent
+
+    asyncio.run(scenario())
+
+
+# hostile messages
+
+
+def test_dns_18_random_datagrams_each_have_a_record_and_the_next_query_is_served() -> None:
+    async def scenario() -> None:
+        rng = random.Random(18)
+        async with serving("api.allowed.test") as ground:
+            with ground.client() as sock:
+                for number in range(300):
+                    sock.send(rng.randbytes(rng.randrange(100)))
+                    if number % 50 == 0:
+                        await asyncio.sleep(0)
+                await until(lambda: ground.book.total() == 300)
+            assert await ground.outcome("api.allowed.test") == str(FIRST)
+            assert all(record.verdict == "deny" for record in ground.book.records[:300])
+
+    asyncio.run(scenario())
+
+
+def test_dns_13_an_answer_sent_to_us_is_recorded_and_not_answered() -> None:
+    async def scenario() -> None:
+        async with serving("api.allowed.test") as ground:
+            with ground.client() as sock:
+                sock.send(dns.message.make_response(dns.message.make_query("a.test", "A")).to_wire())
+                sock.send(query("api.allowed.test", ident=77))
+                assert dns.message.from_wire(await receive(sock)).id == 77
+            assert ground.book.told() == [("deny", "bad_dns"), ("allow", "rule")]
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_is_gone_when_the_reply_comes_harms_nobody() -> None:
+    async def scenario() -> None:
+        async with serving("api.allowed.test") as ground:
+            for _ in range(5):
+                with ground.client() as sock:
+                    sock.send(query("evil.test"))
+            await until(lambda: len(ground.book.records) == 5)
+            assert await ground.outcome("api.allowed.test") == str(FIRST)
+
+    asyncio.run(scenario())
+
+
+class Unsendable(socket.socket):
+    """A UDP socket whose sends and first receive fail as after an ICMP error."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.failed = False
+
+    def recvfrom(self, *args: Any) -> Any:
+        if not self.failed:
+            self.failed = True
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "refused")
+        return super().recvfrom(*args)
+
+    def sendto(self, *_: Any) -> int:
+        raise PermissionError(errno.EPERM, "a filter said no")
+
+
+def test_errors_of_the_socket_are_counted_and_not_fatal() -> None:
+    async def scenario() -> None:
+        async with serving("api.allowed.test") as ground:
+            bad = Unsendable(socket.AF_INET, socket.SOCK_DGRAM)
+            bad.bind(("127.0.0.1", 0))
+            ground.server.serve_udp(bad)
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+                sock.sendto(query("evil.test"), bad.getsockname())
+                await until(lambda: ground.server.failures == 2)
+            assert await ground.outcome("api.allowed.test") == str(FIRST)
+
+    asyncio.run(scenario())
+
+
+# TCP
+
+
+def test_dns_20_pipelined_queries_are_each_judged_and_recorded() -> None:
+    async def scenario() -> None:
+        async with serving("api.allowed.test") as ground, ground.tcp() as (reader, writer):
+            writer.write(
+                framed(
+                    query("api.allowed.test", ident=1),
+                    query("evil.test", ident=2),
+                    query("api.allowed.test", "AAAA", ident=3),
+                )
+            )
+            replies = [await unframed(reader) for _ in range(3)]
+            seen = {reply.id: str(reply.answer[0][0]) if reply.answer else "" for reply in replies}
+            assert seen == {1: str(FIRST), 2: EXPLAIN, 3: ""}
+            assert ground.book.told() == [("allow", "rule"), ("deny", "not_allowed"), ("allow", "rule")]
+            assert {record.channel for record in ground.book.records} == {"dns-tcp"}
+
+    asyncio.run(scenario())
+
+
+def test_a_query_may_come_byte_by_byte() -> None:
+    async def scenario() -> None:
+        async with serving("api.allowed.test") as ground, ground.tcp() as (reader, writer):
+            for byte in framed(query("api.allowed.test")):
+                writer.write(bytes([byte]))
+                await writer.drain()
+            assert str((await unframed(reader)).answer[0][0]) == str(FIRST)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("sent", "detail"),
+    [
+        (b"\xff\xff\0", "a message length that no query has"),
+        (b"\0\0", "a message length that no query has"),
+        (b"\0\x40\0\1", "no whole message in time"),
+        (b"", "a connection without a query"),
+        (b"\0", "a connection without a query"),
+    ],
+    ids=["DNS-19 a length that lies", "a length of 0", "half a message", "nothing", "half a length"],
+)
+def test_dns_19_a_connection_that_does_not_come_to_a_query_is_closed_and_recorded(
+    sent: bytes, detail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "IDLE", 0.1)
+
+    async def scenario() -> None:
+        async with serving("api.allowed.test") as ground, ground.tcp() as (reader, writer):
+            writer.write(sent)
+            async with asyncio.timeout(5):
+                assert await reader.read() == b""
+            assert [(record.reason, record.detail) for record in ground.book.records] == [("bad_dns", detail)]
+            assert await ground.outcome("api.allowed.test") == str(FIRST)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("end", [b"", b"\0\x40\0\1"], ids=["clean", "in a message"])
+def test_a_client_may_close_after_its_queries(end: bytes) -> None:
+    async def scenario() -> None:
+        async with serving("api.allowed.test") as ground, ground.tcp() as (reader, writer):
+            writer.write(framed(query("api.allowed.test")) + end)
+            writer.write_eof()
+            await unframed(reader)
+            assert await reader.read() == b""
+            assert ground.book.told()[1:] == ([("deny", "bad_dns")] if end else [])
+
+    asyncio.run(scenario())
+
+
+def test_dns_19_connections_over_the_cap_are_closed_at_once_and_udp_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server_module, "CONNECTIONS", 2)
+
+    async def scenario() -> None:
+        async with serving("api.allowed.test") as ground:
+            async with ground.tcp(), ground.tcp():
+                for _ in range(3):
+                    async with ground.tcp() as (reader, _writer), asyncio.timeout(2):
+                        assert await reader.read() == b""
+                assert await ground.outcome("api.allowed.test") == str(FIRST)
+                assert ground.book.told()[0] == ("deny", "too_many_connections")
+            async with asyncio.timeout(5):
+                while True:  # places come back
+                    async with ground.tcp() as (reader, writer):
+                        writer.write(framed(query("api.allowed.test")))
+                        if await reader.read(2):
+                            break
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_never_reads_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "IDLE", 0.2)
+
+    async def scenario() -> None:
+        async with serving("api.allowed.test", settings=Settings(dns_queries_per_minute=9)) as ground:
+            with socket.socket() as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+                sock.connect(("127.0.0.1", ground.tcp_port))
+                sock.setblocking(False)
+                one = framed(query("evil.test"))
+                async with asyncio.timeout(20):
+                    while True:
+                        try:
+                            sock.send(one * 200)
+                        except BlockingIOError:
+                            await asyncio.sleep(0.01)
+                        except OSError:  # reset: the server gave up on us
+                            break
+            await until(lambda: ground.server.failures == 1)
+            assert await ground.outcome("api.allowed.test") == "REFUSED", (
+                "it still answers, within the budget"
+            )
+
+    asyncio.run(scenario())
+
+
+class NoDescriptors(socket.socket):
+    """A listener that has no descriptor left, once."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.failed = False
+
+    def accept(self) -> Any:
+        if not self.failed:
+            self.failed = True
+            raise OSError(errno.EMFILE, "too many open files")
+        return super().accept()
+
+
+def test_out_of_descriptors_accepting_pauses_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "ACCEPT_PAUSE", 0.05)
+
+    async def scenario() -> None:
+        async with serving("api.allowed.test", tcp=NoDescriptors) as ground, ground.tcp() as (reader, writer):
+            writer.write(framed(query("api.allowed.test")))
+            assert (await unframed(reader)).rcode() == 0
+            assert ground.server.failures == 1
+
+    asyncio.run(scenario())
+
+
+def test_dos_10_closing_gives_every_descriptor_back() -> None:
+    async def scenario() -> None:
+        async def hang(_name: Name, _address: IPv4Address) -> None:
+            await asyncio.Event().wait()
+
+        async with serving("api.allowed.test", store=hang) as ground:
+            with ground.client() as sock:
+                async with ground.tcp() as (_reader, writer), ground.tcp():
+                    writer.write(framed(query("api.allowed.test")))
+                    sock.send(query("api.allowed.test"))
+                    await until(lambda: len(ground.stored) > 0)
+                    await ground.server.close()
+                    await ground.server.close()
+
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        asyncio.run(scenario())
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# a client that we did not write
+
+DIG = [
+    ("an allowed name", ["api.allowed.test"], ["status: NOERROR", "flags: qr rd ra;", f"60\tIN\tA\t{FIRST}"]),
+    ("over TCP", ["+tcp", "api.allowed.test"], [f"60\tIN\tA\t{FIRST}"]),
+    ("without EDNS", ["+noedns", "api.allowed.test"], [f"60\tIN\tA\t{FIRST}"]),
+    ("several EDNS options", ["+subnet=10.0.0.0/8", "+padding=128", "api.allowed.test"], [f"A\t{FIRST}"]),
+    ("a denied name", ["evil.test"], [f"1\tIN\tA\t{EXPLAIN}", "EDE: 4", "egressd not_allowed"]),
+    ("a reverse look-up", ["-x", "1.2.3.4"], ["status: NXDOMAIN", "EDE: 15"]),
+    ("TXT", ["api.allowed.test", "TXT"], ["status: NOERROR", "ANSWER: 0"]),
+    ("ANY", ["+notcp", "api.allowed.test", "ANY"], ["status: NOTIMP"]),
+    ("AXFR", ["api.allowed.test", "AXFR"], ["Transfer failed"]),
+    ("version.bind", ["version.bind", "CH", "TXT"], ["status: REFUSED"]),
+    ("EDNS version 1", ["+edns=1", "+noednsnegotiation", "api.allowed.test"], ["status: BADVERS"]),
+    ("opcode UPDATE", ["+opcode=UPDATE", "api.allowed.test"], ["status: NOTIMP"]),
+    ("a cookie is no quarrel", ["+cookie", "api.allowed.test"], [f"A\t{FIRST}"]),
+]
+
+
+@pytest.mark.parametrize(("arguments", "seen"), [row[1:] for row in DIG], ids=[row[0] for row in DIG])
+def test_dig_sees(arguments: list[str], seen: list[str]) -> None:
+    async def scenario() -> None:
+        names = SyntheticNames()
+        names.restore([(("api", "allowed", "test"), FIRST)])
+        async with serving("api.allowed.test", names=names) as ground:
+            port = ground.tcp_port if "+tcp" in arguments or "AXFR" in arguments else ground.udp_port
+            command = ["dig", "@127.0.0.1", "-p", str(port), "+tries=1", "+time=5", *arguments]
+            result = await asyncio.to_thread(
+                subprocess.run, command, capture_output=True, text=True, timeout=30
+            )
+            for text in seen:
+                assert text in result.stdout
+            assert "MALFORMED" not in result.stdout
+            assert len(ground.book.records) == 1
+
+    asyncio.run(scenario())
