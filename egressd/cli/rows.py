@@ -122,7 +122,7 @@ def _course(cell: _Cells) -> str:
             parts.append(f"{word} {readable_size(int(count))}" if abs(count) < 2**63 else f"{word} ?")
     duration = cell.number("duration_ms")
     if duration is not None:
-        parts.append(f"{duration / 1000:.3g} s")
+        parts.append(f"{duration / 1000:.3g} s" if duration >= 1000 else f"{duration:.3g} ms")
     said = ", ".join(filter(None, parts))
     return f"({said})" if said else ""
 
