@@ -1,6 +1,6 @@
 """The few system calls that Python's standard library does not wrap, each raising OSError like its own.
 
-Source: mount(2), open_tree(2), move_mount(2), mount_setattr(2), prctl(2); numbers from linux/mount.h and
+Source: mount(2), openat2(2), open_tree(2), move_mount(2), mount_setattr(2), prctl(2); numbers from linux/mount.h and
 asm-generic/unistd.h (the calls after 423 have one number on every architecture).
 """
 
@@ -22,11 +22,13 @@ _AT_FDCWD: Final = -100
 _AT_EMPTY_PATH: Final = 0x1000
 _AT_RECURSIVE: Final = 0x8000
 _OPEN_TREE_CLONE: Final = 1
+_RESOLVE_NO_SYMLINKS: Final = 0x04
 _MOVE_MOUNT_F_EMPTY_PATH: Final = 4
 _MOUNT_ATTR_RDONLY: Final = 0x1
 _MOUNT_ATTR_IDMAP: Final = 0x00100000
 
 _SYS_OPEN_TREE: Final = 428
+_SYS_OPENAT2: Final = 437
 _SYS_MOVE_MOUNT: Final = 429
 _SYS_MOUNT_SETATTR: Final = 442
 
@@ -41,6 +43,10 @@ class _MountAttr(ctypes.Structure):
         ("propagation", ctypes.c_uint64),
         ("userns_fd", ctypes.c_uint64),
     )
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
 
 
 def _checked(result: int, call: str) -> int:
@@ -58,10 +64,19 @@ def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> No
     _checked(result, f"mount {target}")
 
 
-def clone_tree(path: str) -> int:
-    """A detached copy of the mounts at and below `path`, as a descriptor."""
-    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE
-    return _checked(_libc.syscall(_SYS_OPEN_TREE, _AT_FDCWD, os.fsencode(path), flags), f"open_tree {path}")
+def open_exactly(path: str) -> int:
+    """An O_PATH descriptor of `path`, in which no component may be a symbolic link (ELOOP): a sandbox that can write
+    above it could otherwise exchange it for one between our look and our use."""
+    how = _OpenHow(flags=os.O_PATH | os.O_CLOEXEC, resolve=_RESOLVE_NO_SYMLINKS)
+    size = ctypes.sizeof(how)
+    result = _libc.syscall(_SYS_OPENAT2, _AT_FDCWD, os.fsencode(path), ctypes.byref(how), size)
+    return _checked(result, f"open {path}")
+
+
+def clone_tree(descriptor: int) -> int:
+    """A detached copy of the mounts at and below what is open, as a descriptor."""
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE | _AT_EMPTY_PATH
+    return _checked(_libc.syscall(_SYS_OPEN_TREE, descriptor, b"", flags), "open_tree")
 
 
 def attach_tree(tree: int, target: str) -> None:

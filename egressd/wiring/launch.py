@@ -80,9 +80,8 @@ def writable(spec: SandboxSpec, path: str) -> bool:
     return any(within(real, tree) or within(tree, real) for tree in map(os.path.realpath, trees))
 
 
-def plan(spec: SandboxSpec, command: Sequence[str], *, terminal: bool) -> Plan:
-    """How bubblewrap is to start `command`; `terminal`: it gets a terminal of its own."""
-    paths = view(spec)
+def plan(spec: SandboxSpec, paths: View, command: Sequence[str], *, terminal: bool) -> Plan:
+    """How bubblewrap is to start `command`; `terminal`: it gets a terminal of its own. `paths` is what was wired."""
     files = _files(spec)
     arguments = [
         *_NAMESPACES,
@@ -113,6 +112,8 @@ def plan(spec: SandboxSpec, command: Sequence[str], *, terminal: bool) -> Plan:
     arguments.append("--clearenv")
     environment = {"XDG_RUNTIME_DIR": f"/run/user/{identity.INSIDE_UID}", **spec.env}
     for name, value in environment.items():
+        if not name or "=" in name:
+            raise WiringError("run", f"{name!r} is no name for an environment variable")
         arguments += ["--setenv", name, value]
     return Plan(
         _joined(arguments), seccomp.program(), tuple(files.values()), _shimmed(command, terminal=terminal)
@@ -134,19 +135,19 @@ def _joined(arguments: Sequence[str]) -> bytes:
     for word in words:
         if b"\0" in word:
             raise WiringError("run", f"a NUL byte in {os.fsdecode(word)!r}")
-    return b"\0".join(words)
+    return b"".join(word + b"\0" for word in words)
 
 
 def _shimmed(command: Sequence[str], *, terminal: bool) -> tuple[str, ...]:
     """The command behind env(1), whose exit statuses 126 and 127 are the promised ones: bubblewrap's is always 1."""
     if not command or not command[0]:
         raise WiringError("run", "no command given")
-    _joined(command)
+    _joined(command)  # refuses what cannot be an argument
     restored = tuple(f"--default-signal={name}" for name in INTERACTIVE_SIGNALS) if terminal else ()
-    if "=" in command[0] or command[0].startswith("-"):
-        # env would take these for a variable or an option of its own.
-        return (_ENV, *restored, "/bin/sh", "-c", 'exec -- "$0" "$@"', *command)
-    return (_ENV, *restored, *command)
+    if "=" in command[0]:
+        # env would take this for a variable.
+        return (_ENV, *restored, "/bin/sh", "-c", 'exec "$0" "$@"', *command)
+    return (_ENV, *restored, "--", *command)
 
 
 def _let_in(path: str, what: str, spec: SandboxSpec, *, writable: bool) -> str:

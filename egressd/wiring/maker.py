@@ -10,6 +10,7 @@ the sandbox's uid: nothing of control's memory, no secret and no descriptor may 
 Everything is imported before the mounts are arranged: afterwards the interpreter's own files may be out of sight.
 """
 
+import errno
 import fcntl
 import os
 import signal
@@ -19,8 +20,9 @@ from typing import Any, Final, NoReturn
 
 from egressd.wiring import identity, kernel, messages, mounts, network, probe
 from egressd.wiring.errors import WiringError
+from egressd.wiring.programs import PATH
 
-BUBBLEWRAP: Final = "/usr/bin/bwrap"
+_BUBBLEWRAP: Final = "bwrap"
 FIRST_PLAN_DESCRIPTOR: Final = 10
 """The descriptors that bubblewrap reads are numbered from here, in the order in which they were sent."""
 
@@ -172,14 +174,18 @@ def _execute(channel: socket.socket, request: dict[str, Any], descriptors: list[
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         # Python ignores SIGPIPE, and what is ignored stays so across exec.
         signal.signal(number, signal.SIG_IGN if number in request["ignored"] else signal.SIG_DFL)
-    argv = ["bwrap", "--args", str(FIRST_PLAN_DESCRIPTOR), "--", *command]
-    try:
-        # Its environment can be read in the sandbox (/proc/1/environ), so it gets none of ours.
-        os.execve(BUBBLEWRAP, argv, {"PATH": "/usr/bin:/bin"})  # noqa: S606 - no shell is wanted
-    except OSError as error:
-        hint = "install bubblewrap (Debian: apt-get install bubblewrap)"
-        _report(socket.socket(fileno=channel_number), WiringError.from_os(BUBBLEWRAP, error, hint))
-        os._exit(1)
+    argv = [_BUBBLEWRAP, "--args", str(FIRST_PLAN_DESCRIPTOR), "--", *command]
+    failure = OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+    for directory in PATH.split(":"):
+        try:
+            # Its environment can be read in the sandbox (/proc/1/environ), so it gets none of ours.
+            os.execve(f"{directory}/{_BUBBLEWRAP}", argv, {"PATH": PATH})  # noqa: S606 - no shell is wanted
+        except OSError as error:
+            if error.errno != errno.ENOENT:
+                failure = error
+    hint = "install bubblewrap (Debian: apt-get install bubblewrap)"
+    _report(socket.socket(fileno=channel_number), WiringError.from_os(_BUBBLEWRAP, failure, hint))
+    os._exit(1)
 
 
 def _place(descriptors: list[int]) -> int:

@@ -123,25 +123,31 @@ def _is_socket(path: str) -> bool:
 
 
 def _copy(path: str, owner: tuple[int, int] | None, *, writable: bool) -> int:
-    tree = kernel.clone_tree(path)
-    if owner is None:
-        return tree
-    found = os.stat(path)
-    if found.st_uid == owner[0]:
-        return tree
-    pairs = ((found.st_uid, owner[0], 1),), ((found.st_gid, owner[1], 1),)
+    place = kernel.open_exactly(path)
     try:
-        mapping = identity.user_namespace(*pairs)
-        try:
-            kernel.map_owners(tree, mapping)
-        finally:
-            os.close(mapping)
+        tree = kernel.clone_tree(place)
+        found = os.fstat(place)
+    finally:
+        os.close(place)
+    if owner is None or found.st_uid == owner[0]:
+        return tree
+    try:
+        _give(tree, found, owner)
     except OSError as error:
+        # What is only to be read may well be readable as it is; what is to be written is not writable.
         if writable:
-            raise WiringError.from_os(
-                f"mount_setattr {path}", error, _IDMAP_HINT.format(uid=owner[0])
-            ) from error
+            hint = _IDMAP_HINT.format(uid=owner[0])
+            raise WiringError.from_os(f"idmap {path}", error, hint) from error
     return tree
+
+
+def _give(tree: int, found: os.stat_result, owner: tuple[int, int]) -> None:
+    """Show what belongs to the tree's owner on disk as the sandbox's own, and what it makes as the owner's."""
+    mapping = identity.user_namespace([(found.st_uid, owner[0], 1)], [(found.st_gid, owner[1], 1)])
+    try:
+        kernel.map_owners(tree, mapping)
+    finally:
+        os.close(mapping)
 
 
 def _covers(view: View, brought: list[str], owner: tuple[int, int] | None) -> list[str]:

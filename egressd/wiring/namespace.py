@@ -16,6 +16,7 @@ from egressd.wiring import identity, messages, ruleset
 from egressd.wiring import launch as launching
 from egressd.wiring.command import FORWARDED, Command, readable
 from egressd.wiring.errors import WiringError
+from egressd.wiring.mounts import View
 from egressd.wiring.programs import PATH
 from egressd.wiring.ruleset import Family
 from egressd.wiring.spec import Bind, SandboxSpec
@@ -65,8 +66,9 @@ class Namespace:
     the host sees it. `notes` are for the operator.
     """
 
-    def __init__(self, spec: SandboxSpec, host_uid: int, *, changes_uid: bool) -> None:
+    def __init__(self, spec: SandboxSpec, paths: View, host_uid: int, *, changes_uid: bool) -> None:
         self._spec = spec
+        self._paths = paths
         self.host_uid = host_uid
         self._changes_uid = changes_uid
         self.listeners: tuple[Listener, ...] = ()
@@ -83,7 +85,7 @@ class Namespace:
         """Make and wire the namespaces; the rules have been read back. Raises WiringError, leaving nothing behind."""
         paths = await asyncio.to_thread(launching.view, spec)
         uid = identity.sandbox_uid(spec.uid)
-        made = cls(spec, os.getuid() if uid is None else uid, changes_uid=uid is not None)
+        made = cls(spec, paths, os.getuid() if uid is None else uid, changes_uid=uid is not None)
         request = {
             "view": {name: list(getattr(paths, name)) for name in paths.__slots__},
             "uid": uid,
@@ -150,7 +152,9 @@ class Namespace:
         """
         streams = await asyncio.to_thread(Streams, stdio)
         try:
-            plan = await asyncio.to_thread(launching.plan, self._spec, command, terminal=streams.controlling)
+            plan = await asyncio.to_thread(
+                launching.plan, self._spec, self._paths, command, terminal=streams.controlling
+            )
             self._command = await self._execute(plan, streams)
             streams.start()
             with _signals(self._command, streams, forward=forward_signals):

@@ -18,6 +18,8 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
+from egressd.wiring.errors import WiringError
+
 RET_KILL: Final = 0x80000000  # SECCOMP_RET_KILL_PROCESS
 RET_ERRNO: Final = 0x00050000
 RET_ALLOW: Final = 0x7FFF0000
@@ -96,15 +98,14 @@ their flags behind a pointer, which a filter cannot read."""
 Instruction = tuple[int, int, int, int]
 
 
-class UnsupportedMachine(Exception):
-    """No program exists for this processor architecture."""
-
-
 def program(machine: str = "") -> bytes:
-    """The filter as an array of `struct sock_filter` for `machine` (as `uname -m` names it; default: this one)."""
+    """The filter as an array of `struct sock_filter` for `machine` (as `uname -m` names it; default: this one).
+
+    Raises WiringError for a processor that nobody wrote the numbers down for.
+    """
     name = machine or platform.machine()
     if name not in MACHINES:
-        raise UnsupportedMachine(name)
+        raise WiringError("seccomp", f"no filter for {name}", f"egressd runs on {' and '.join(MACHINES)}")
     target = MACHINES[name]
     code = [(_LD_W_ABS, 0, 0, _ARCH_OFFSET), (_JMP_JEQ_K, 1, 0, target.audit), _ret(RET_KILL)]
     code.append((_LD_W_ABS, 0, 0, _NR_OFFSET))

@@ -56,7 +56,9 @@ class Streams:
         self._release()
         if self.controlling and self._outer is not None:
             self._saved = termios.tcgetattr(self._outer)
-            tty.setraw(self._outer)
+            tty.setraw(
+                self._outer, termios.TCSADRAIN
+            )  # not FLUSH: what was typed ahead is meant for the command
         for relay in self._relays:
             relay.start()
 
