@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from egressd.control.ca import Authority, issue_worker_intermediate
@@ -53,8 +53,9 @@ from egressd.policy.reasons import Reason
 WORKER_UID = 1337
 """The uid and gid a worker takes when control is root; no sandbox may have it."""
 _START_TIMEOUT = 20.0
-_RENEW_EVERY = 8 * 3600.0
-"""Seconds between two intermediates; each lives a day."""
+_RENEW_BEFORE = 12 * 3600.0
+"""Seconds before the end of an intermediate's day at which the worker gets the next."""
+_RENEW_LOOK = 60.0
 _RESTARTS = 8
 _RESTART_WINDOW = 60.0
 
@@ -76,7 +77,8 @@ class _Worker:
     process: asyncio.subprocess.Process
     channel: Channel[Any]
     ready: asyncio.Future[None]
-    renewed: float = field(default_factory=time.monotonic)
+    renew_at: float = 0.0
+    """Unix seconds by which its intermediate is replaced."""
 
 
 class Supervisor:
@@ -200,7 +202,7 @@ class Supervisor:
         )
         worker = _Worker(name, process, channel, loop.create_future())
         identity = Identity(uid=WORKER_UID, gid=WORKER_UID) if _may_become(WORKER_UID) else None
-        issuer = sealed(self._issuer(name))
+        issuer = sealed(self._issuer(worker))
         try:
             channel.send(Configure(worker=name, settings=self._settings, identity=identity), (issuer,))
         finally:
@@ -215,8 +217,9 @@ class Supervisor:
         for sandbox in self._sandboxes.values():
             self._give(worker, sandbox)
 
-    def _issuer(self, worker: str) -> bytes:
-        issued = issue_worker_intermediate(self._authority, worker, time.time())
+    def _issuer(self, worker: _Worker) -> bytes:
+        issued = issue_worker_intermediate(self._authority, worker.name, time.time())
+        worker.renew_at = issued.not_after - _RENEW_BEFORE
         return json.dumps({"chain": issued.chain_pem.decode(), "key": issued.key_pem.decode()}).encode()
 
     def _give(self, worker: _Worker, sandbox: SandboxState) -> None:
@@ -251,11 +254,10 @@ class Supervisor:
 
     async def _renew(self) -> None:
         while True:
-            await asyncio.sleep(60.0)
+            await asyncio.sleep(_RENEW_LOOK)
             worker = self._worker
-            if worker is not None and time.monotonic() - worker.renewed > _RENEW_EVERY:
-                worker.renewed = time.monotonic()
-                self._send(Renew(), (self._issuer(worker.name),))
+            if worker is not None and time.time() > worker.renew_at:  # by the wall: certificates end by it
+                self._send(Renew(), (self._issuer(worker),))
 
     def _on_lost(self, worker: _Worker, reason: str) -> None:
         """The worker is gone or no longer to be believed: write the ends it owes, start another."""

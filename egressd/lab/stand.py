@@ -6,7 +6,6 @@ What runs is the real command line in a process of its own; nothing of egressd i
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -38,7 +37,13 @@ class Stand:
     """
 
     def __init__(
-        self, lab: Lab, rules: str, *, shipped: Path, dns_more: Mapping[str, str] | None = None, more: str = ""
+        self,
+        lab: Lab,
+        rules: str,
+        *,
+        shipped: Path,
+        dns_more: Mapping[str, str] | None = None,
+        more: str = "",
     ) -> None:
         self.lab = lab
         self.directory = Path(tempfile.mkdtemp(prefix="stand-", dir=lab.directory))
@@ -55,10 +60,6 @@ class Stand:
         extra = "".join(f"  {key}: {value}\n" for key, value in (dns_more or {}).items())
         text = _CONFIG.format(dns=lab.dns, dns_more=extra, ca=lab.ca_file, more=more)
         self.config.write_text(text, encoding="utf-8")
-        if lab.rootless is False and os.geteuid() == 0:
-            return
-        for path in (self.directory, self.rules):
-            path.chmod(0o755)
 
     def close(self) -> None:
         """Remove the folder."""
@@ -79,7 +80,12 @@ class Stand:
         return self.egressd("run", "--profile", PROFILE, *flags, "--", *command)
 
     def run(
-        self, command: Sequence[str], *, flags: Sequence[str] = (), timeout: float = 60.0, env: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str],
+        *,
+        flags: Sequence[str] = (),
+        timeout: float = 60.0,
+        env: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in a sandbox to its end."""
         return self.lab.host_exec(
@@ -90,7 +96,9 @@ class Stand:
             privileged=not self.lab.rootless,
         )
 
-    def start(self, command: Sequence[str], *, flags: Sequence[str] = (), **options: Any) -> subprocess.Popen[Any]:
+    def start(
+        self, command: Sequence[str], *, flags: Sequence[str] = (), **options: Any
+    ) -> subprocess.Popen[Any]:
         """Start a command in a sandbox; the caller ends it. The process is `egressd run` itself."""
         return self.lab.popen_host(
             self.argv(command, flags),
@@ -102,12 +110,20 @@ class Stand:
 
     def records(self, **wanted: object) -> list[dict[str, Any]]:
         """Return the journal's records in order, those that have all the given fields."""
-        return [record for record in self._lines() if all(record.get(name) == value for name, value in wanted.items())]
+        return [
+            record
+            for record in self._lines()
+            if all(record.get(name) == value for name, value in wanted.items())
+        ]
 
     def attempts(self) -> list[dict[str, Any]]:
         """Return the decision records of what the command itself tried: those after the last sandbox was ready."""
         records = list(self._lines())
-        ready = [n for n, record in enumerate(records) if record["event"] == "sandbox" and record.get("detail") == "ready"]
+        ready = [
+            n
+            for n, record in enumerate(records)
+            if record["event"] == "sandbox" and record.get("detail") == "ready"
+        ]
         start = ready[-1] if ready else len(records)
         return [record for record in records[start:] if record["event"] == "decision"]
 

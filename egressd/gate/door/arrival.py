@@ -9,14 +9,14 @@ import struct
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 
-from egressd.gate.tls.hello import BadHello, ClientHello, NeedMore, parse_hello
+from egressd.gate.tls.hello import BadHello, ClientHello, HelloReader, looks_like_tls
 from egressd.policy.attempt import Address
 from egressd.policy.reasons import Reason
 
 SO_ORIGINAL_DST = 80
 """linux/netfilter_ipv4.h and linux/netfilter_ipv6/ip6_tables.h (IP6T_SO_ORIGINAL_DST): the same number at SOL_IP and SOL_IPV6."""
 
-_TLS_HANDSHAKE = 0x16
+_LINE_LIMIT = 400
 _REQUEST_LINE = re.compile(
     rb"[A-Za-z][A-Za-z-]{1,31} (?:[/*]|[hH][tT][tT][pP]|[^ \r\n]{1,300}:\d{1,5} HTTP/)"
 )
@@ -72,42 +72,61 @@ def original_destination(sock: socket.socket) -> tuple[Address, int] | None:
     return destination
 
 
-def recognise(data: bytes) -> Arrival | None:
-    """Return what the first bytes are, or None while they may still become TLS or HTTP.
+class Recogniser:
+    """Tells TLS from HTTP from neither in bytes that come in any pieces; each byte is read about once.
 
-    Pure and total; the hello parser caps what it waits for.
+    Pure and total. How much it waits for is capped: by the hello's own limits, or by `_LINE_LIMIT`.
     """
-    if not data:
-        return None
-    if data[0] == _TLS_HANDSHAKE or data[0] & 0x80:
-        hello = parse_hello(data)
+
+    __slots__ = ("_hello", "data")
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self._hello: HelloReader | None = None
+
+    def read(self, more: bytes) -> Arrival | None:
+        """Take more bytes; return what arrives, or None while it may still become either."""
+        self.data += more
+        if self._hello is None:
+            tls = looks_like_tls(self.data)
+            if tls is None:
+                return None
+            if not tls:
+                return self._request()
+            self._hello = HelloReader()
+        hello = self._hello.read(self.data)
         if isinstance(hello, ClientHello):
-            return Tls(hello, data)
+            return Tls(hello, bytes(self.data))
         if isinstance(hello, BadHello):
-            return Unreadable(Reason.BAD_TLS, hello.detail, data)
-        assert isinstance(hello, NeedMore)
+            return Unreadable(Reason.BAD_TLS, hello.detail, bytes(self.data))
         return None
-    if _REQUEST_LINE.match(data):
-        return Http(data)
-    if len(data) < 400 and _REQUEST_START.fullmatch(data):
-        return None
-    return Unreadable(Reason.UNKNOWN_PROTOCOL, f"first bytes {data[:24].hex()}", data)
+
+    def _request(self) -> Arrival | None:
+        data = bytes(self.data)
+        if _REQUEST_LINE.match(data):
+            return Http(data)
+        if len(data) < _LINE_LIMIT and _REQUEST_START.fullmatch(data):
+            return None
+        return Unreadable(Reason.UNKNOWN_PROTOCOL, f"first bytes {data[:24].hex()}", data)
 
 
 async def first_bytes(sock: socket.socket, data: bytes, seconds: float) -> Arrival:
     """Read from a non-blocking socket until the protocol is known, `seconds` have passed or the peer has closed."""
     loop = asyncio.get_running_loop()
+    recogniser = Recogniser()
+    more = data
     try:
         async with asyncio.timeout(seconds):
-            while (arrival := recognise(data)) is None:
+            while (arrival := recogniser.read(more)) is None:
                 more = await loop.sock_recv(sock, 16 * 1024)
                 if not more:
-                    return Unreadable(
-                        Reason.CLIENT_CLOSED if not data else Reason.UNKNOWN_PROTOCOL, "closed early", data
-                    )
-                data += more
+                    return Unreadable(_closed(recogniser), "closed early", bytes(recogniser.data))
     except TimeoutError:
-        return Unreadable(Reason.HEAD_TIMEOUT, f"{len(data)} bytes", data)
+        return Unreadable(Reason.HEAD_TIMEOUT, f"{len(recogniser.data)} bytes", bytes(recogniser.data))
     except OSError:
-        return Unreadable(Reason.CLIENT_CLOSED, "reset early", data)
+        return Unreadable(Reason.CLIENT_CLOSED, "reset early", bytes(recogniser.data))
     return arrival
+
+
+def _closed(recogniser: Recogniser) -> Reason:
+    return Reason.UNKNOWN_PROTOCOL if recogniser.data else Reason.CLIENT_CLOSED

@@ -8,8 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egressd.gate.door.arrival import Http, Tls, Unreadable, first_bytes, original_destination, recognise
+from egressd.gate.door.arrival import Http, Recogniser, Tls, Unreadable, first_bytes, original_destination
 from egressd.policy.reasons import Reason
+
+
+def recognise(data: bytes) -> object:
+    return Recogniser().read(data)
 
 
 def hello(name: str = "api.example.com") -> bytes:
@@ -41,8 +45,12 @@ def test_a_hello_is_recognised_only_when_it_is_whole() -> None:
     data = hello()
     for end in range(len(data)):
         assert recognise(data[:end]) is None
-    arrival = recognise(data)
+    bytewise = Recogniser()
+    assert [bytewise.read(data[n : n + 1]) for n in range(len(data) - 1)] == [None] * (len(data) - 1)
+    arrival = bytewise.read(data[-1:])
     assert isinstance(arrival, Tls)
+    assert arrival.data == data
+    assert arrival == recognise(data)
     assert arrival.hello.sni == b"api.example.com"
 
 

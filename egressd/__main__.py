@@ -1,0 +1,5 @@
+"""`python -m egressd`: the command line."""
+
+from egressd.cli.main import main
+
+main()

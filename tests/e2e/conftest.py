@@ -1,0 +1,80 @@
+"""One lab and one egressd installation for each module, as root and rootless."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from egressd.lab import Lab, LabError
+from egressd.lab.stand import Stand
+
+SHIPPED = Path(__file__).parents[2] / "rules"
+WAYS = [pytest.param(False, id="as root", marks=pytest.mark.root), pytest.param(True, id="rootless")]
+RULES = """schema: 1
+profile: lab
+owner: e2e
+allow:
+  - service: pypi
+  - service: github-clone
+    with: {repos: ["acme/*"]}
+  - id: api
+    hosts: [api.lab-origin.com]
+    requests: ["GET,HEAD /**", "POST /upload", "POST /echo", "POST /early"]
+  - id: api-plain
+    hosts: [www.lab-origin.com]
+    schemes: [http]
+  - id: pinned
+    hosts: [api.anthropic.com]
+    treatment: tunnel
+  - id: raw
+    hosts: [deb.debian.org]
+    treatment: relay
+    ports: [22]
+  - id: hostile-names
+    hosts: ["*.lab-origin.com"]
+  - id: registry
+    hosts: [registry.npmjs.org]
+    requests: ["GET /open/**"]
+deny:
+  - id: no-paste
+    hosts: [pastebin.com]
+    because: known sink
+"""
+
+
+def build(rootless: bool) -> Lab:
+    """A lab; skips where this user may not make user namespaces."""
+    try:
+        return Lab.build(rootless=rootless)
+    except LabError as error:
+        if os.geteuid() != 0 and "CLONE_NEWUSER" in str(error):
+            pytest.skip(f"this kernel lets no unprivileged user make a user namespace: {error}")
+        raise
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def shared_lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
+    """A lab for the whole module."""
+    with build(request.param) as lab:
+        yield lab
+
+
+@pytest.fixture
+def stand(shared_lab: Lab) -> Iterator[Stand]:
+    """A fresh installation in the module's lab, whose records are empty."""
+    shared_lab.forget()
+    with Stand(shared_lab, RULES, shipped=SHIPPED) as stand:
+        yield stand
+
+
+def until(condition: Callable[[], object], seconds: float = 10.0, what: str = "the condition") -> None:
+    """Wait for a condition; fails when it does not hold in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"{what} did not hold within {seconds:g} s")
+        time.sleep(0.02)
