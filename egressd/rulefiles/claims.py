@@ -6,6 +6,7 @@ expiry at midnight must not keep egressd from starting at night.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -68,7 +69,7 @@ def check_claims(
             if failure is None:
                 continue
             timeless = timeless or _without_expiry(policy)
-            code, hint = Code.TEST_FAILED, f'egressd explain "{claim.asked.text}" --profile {name}'
+            code, hint = Code.TEST_FAILED, f"egressd explain {shlex.quote(claim.asked.text)} --profile {name}"
             if claim.test.at is None and _failure(claim, timeless, now) is None:
                 code, hint = (
                     Code.TEST_EXPIRED,

@@ -164,7 +164,7 @@ class _Folder:
             return []
         model, document = loaded
         self._keep_tests(model.tests, document, None)
-        return read_organisation(model, document, library, self.findings)
+        return read_organisation(model, document, library, self.today, self.findings)
 
     def _keep_tests(self, tests: list[Test], document: Document, profile: str | None) -> None:
         if tests:

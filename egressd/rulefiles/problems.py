@@ -173,7 +173,9 @@ class Findings:
 
     def add(self, path: str, place: Place, code: Code, message: str, hint: str = "") -> None:
         """Note one problem; a second one in the same words at the same place is the same problem."""
-        problem = Problem(self.shown(path), place.line, place.column, code, message, hint)
+        problem = Problem(
+            self.shown(path), place.line, place.column, code, printable(message), printable(hint)
+        )
         kept = self.warnings if problem.severity == "warning" else self.errors
         if len(kept) >= MOST:
             self.left_out += problem.severity == "error"
@@ -187,15 +189,21 @@ class Findings:
 
     def shown(self, path: str) -> str:
         """Return a path as people see it."""
-        return f"{self.root}/{path}" if self.root else path
+        return printable("/".join(part for part in (self.root, path) if part))
 
     def problems(self) -> Problems:
         """Return the errors in order of place."""
         return Problems(tuple(sorted(self.errors)), self.left_out)
 
 
+def printable(text: str) -> str:
+    """Return `text` with everything escaped that could write on a terminal other than as a letter."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
 def quoted(value: object) -> str:
     """Return file content for a message: quoted, escaped, and cut at 80 characters."""
     text = value if isinstance(value, str) else str(value)
-    shown = text if len(text) <= _CLIP else text[:_CLIP] + "…"
-    return ascii(shown).replace("\\u2026", "…") if not shown.isprintable() else f"'{shown}'"
+    return f"'{printable(text[:_CLIP])}{'…' if len(text) > _CLIP else ''}'"

@@ -40,11 +40,13 @@ class Written:
 
 
 def read_organisation(
-    model: OrganisationFile, document: Document, library: Library, findings: Findings
+    model: OrganisationFile, document: Document, library: Library, today: dt.date, findings: Findings
 ) -> list[EffectiveEntry]:
     """Return the denials that bind every profile."""
     reader = Reader(document, library, findings, origin="organisation")
-    return [made for written in _written(reader, model) for made in written.entries]
+    written = list(_written(reader, model))
+    _check_expiry(written, reader, today)
+    return [made for one in written for made in one.entries]
 
 
 def read_profile(
@@ -64,7 +66,7 @@ def read_profile(
     check_limits(model.limits, reader, ("limits",))
     _check_mode(model, reader, today)
     _check_public_web(model, written, reader)
-    _check_denied_requests(written, reader)
+    _check_denied_requests(written, above, reader)
     _check_expiry(written, reader, today)
     check_uses(list(_uses(written, document)), credentials, findings)
     sinks = list(_sinks(written, reader))
@@ -166,8 +168,8 @@ def _sinks(written: list[Written], reader: Reader) -> Iterator[EffectiveEntry]:
         return
 
 
-def _check_denied_requests(written: list[Written], reader: Reader) -> None:
-    """A deny of some requests on a connection that nobody opens would deny nothing."""
+def _check_denied_requests(written: list[Written], above: list[EffectiveEntry], reader: Reader) -> None:
+    """A connection that is not read cannot carry some requests and not others: a deny of some would deny all."""
     opaque = [
         entry
         for one in written
@@ -183,6 +185,17 @@ def _check_denied_requests(written: list[Written], reader: Reader) -> None:
             message = f"these requests cannot be seen: {met.id!r} ({met.place}) is a {met.treatment}"
             where = (one.effect, one.index, "requests" if one.said.requests else "service")
             reader.note(where, Code.NOT_INSPECTED, message, "deny the host, or inspect it there", key=True)
+    theirs = {other.place: made for made in above for other in _met(made, index)}
+    for one in written:
+        made = next((theirs[entry.place] for entry in one.entries if entry.place in theirs), None)
+        if made is not None:
+            message = f"the requests that {made.id!r} ({made.place}) denies cannot be seen in a {one.entries[0].treatment}"
+            where = (
+                one.effect,
+                one.index,
+                "treatment" if getattr(one.said, "treatment", None) else "service",
+            )
+            reader.note(where, Code.NOT_INSPECTED, message, "inspect it", key=True)
 
 
 def _met(deny: EffectiveEntry, index: HostIndex) -> Iterator[EffectiveEntry]:

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from egressd.rulefiles.problems import Code, Findings, Place
+from egressd.rulefiles.problems import Code, Findings, Place, quoted
 from egressd.rulefiles.yaml import read_bytes
 
 ORGANISATION = "organisation.yaml"
@@ -35,8 +35,9 @@ class RuleSource:
         total = hashlib.sha256()
         for path in sorted(self.files):
             content = self.files[path]
-            total.update(f"{len(path.encode())}:{len(content)}:".encode())
-            total.update(path.encode())
+            name = path.encode("utf-8", "surrogateescape")  # a file's name need not be text
+            total.update(b"%d:%d:" % (len(name), len(content)))
+            total.update(name)
             total.update(content)
         return total.hexdigest()[:16]
 
@@ -89,7 +90,11 @@ def _listed(directory: Path, folder: str, ending: str, findings: Findings) -> li
         elif Path(name).suffix.lower() in _LOOKALIKES:
             stem = Path(name).stem
             findings.add(
-                path, Place(), Code.UNEXPECTED_FILE, "nothing reads this file", f"rename it to {stem}{ending}"
+                path,
+                Place(),
+                Code.UNEXPECTED_FILE,
+                "nothing reads this file",
+                f"rename it to {quoted(stem + ending)}",
             )
         elif (place / name).is_dir():
             findings.add(

@@ -177,7 +177,7 @@ class _Builder:
             self._note(
                 place,
                 Code.ALIAS,
-                f"the alias *{event.anchor}",
+                f"the alias {quoted(event.anchor)}",
                 "write the value out; a text that begins with * needs quotes",
             )
             self._put(Node(place, scalar=""), is_key=False)
@@ -208,7 +208,10 @@ class _Builder:
     def _anchor_and_tag(self, event: yaml.ScalarEvent | yaml.CollectionStartEvent, place: Place) -> None:
         if event.anchor is not None:
             self._note(
-                place, Code.ALIAS, f"the anchor &{event.anchor}", "write the value out where it is needed"
+                place,
+                Code.ALIAS,
+                f"the anchor {quoted(event.anchor)}",
+                "write the value out where it is needed",
             )
         if event.tag is not None:
             self._note(

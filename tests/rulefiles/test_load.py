@@ -120,6 +120,33 @@ def test_the_organisations_denials_stand_before_every_profiles_rules() -> None:
         assert (first.id, first.origin, first.effect) == ("org-deny-b-example-com", "organisation", "deny")
 
 
+def test_an_organisation_deny_of_requests_and_a_tunnel_do_not_go_together() -> None:
+    organisation = 'schema: 1\ndeny:\n  - hosts: ["*.example.com"]\n    requests: ["POST /**"]\n'
+    profile = "allow:\n  - hosts: [a.example.com]\n    treatment: tunnel\n"
+    assert codes(profile, **{"organisation.yaml": organisation}) == [Code.NOT_INSPECTED]
+    assert codes(profile.replace("tunnel", "inspect"), **{"organisation.yaml": organisation}) == []
+
+
+def test_an_expired_denial_of_the_organisation_is_said() -> None:
+    organisation = "schema: 1\ndeny:\n  - hosts: [b.example.com]\n    expires: 2026-11-30\n"
+    assert [warning.code for warning in loaded("", **{"organisation.yaml": organisation}).warnings] == [
+        Code.EXPIRED
+    ]
+
+
+def test_a_file_name_that_is_no_text_is_escaped(tmp_path: Path) -> None:
+    folder = tmp_path / "rules"
+    (folder / "profiles").mkdir(parents=True)
+    (folder / "organisation.yaml").write_text("schema: 1\n")
+    (folder / "profiles" / "\udcff\x1b[2J.yaml").write_text("schema: 1\nprofile: x\n")
+    found = load_rules(folder, now=NOW)
+    assert isinstance(found, Problems)
+    assert str(found).isascii()
+    assert "\x1b" not in str(found)
+    assert found.items[0].code is Code.NAME_MISMATCH
+    assert len(read_source(folder, Findings()).digest) == 16
+
+
 def test_a_profile_cannot_take_the_organisations_id() -> None:
     organisation = "schema: 1\ndeny:\n  - id: sinks\n    hosts: [b.example.com]\n"
     profile = "allow:\n  - id: sinks\n    hosts: [a.example.com]\n"

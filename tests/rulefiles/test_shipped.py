@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from egressd.cli.main import app
 from egressd.rulefiles.claims import judge
 from egressd.rulefiles.load import Rules, load_rules
 from egressd.rulefiles.requestline import Asked, parse_request_line
@@ -31,6 +34,13 @@ def test_the_shipped_rules_load_without_a_warning(rules: Rules) -> None:
 def test_the_schema_is_current() -> None:
     hint = "python -m egressd.rulefiles.schema > rules/schema.json"
     assert (RULES / "schema.json").read_text() == schema_text(), hint
+
+
+def test_the_commands_of_the_readme_do_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    commands = (RULES / "README.md").read_text().split("```sh\n")[1].split("```")[0].splitlines()
+    statuses = [CliRunner().invoke(app, shlex.split(command)[1:]).exit_code for command in commands]
+    assert statuses == [0, 1], commands
 
 
 @pytest.mark.parametrize("path", sorted(RULES.glob("*/*.yaml")), ids=lambda path: path.name)
