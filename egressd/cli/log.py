@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import stat
 import sys
@@ -89,6 +90,8 @@ def log(
             if as_json:
                 _print_lines(lines)
             else:
+                if isinstance(sys.stdout, io.TextIOWrapper):
+                    sys.stdout.reconfigure(errors="backslashreplace")  # for locales that lack a character
                 print_table((row_of(line.fields) for line in lines), _Out(highlight=False))
     except NoJournal as error:
         _refuse(str(error))
@@ -113,9 +116,14 @@ def print_table(rows: Iterable[Row], console: Console) -> None:
         room = console.width - sum(widths) + widths[_WHAT] + widths[_RULE] - 2 * (_COLUMNS - 1)
         rule = min(widths[_RULE], max(_LEAST_RULE, room // 3, room - widths[_WHAT]))
         widths[_RULE], widths[_WHAT] = rule, min(widths[_WHAT], max(_LEAST_WHAT, room - rule))
-    console.print(_text(HEADER, widths, console.is_terminal, "bold"), soft_wrap=True)
-    for row in chain(sample, shown):
-        console.print(_text(row, widths, console.is_terminal), soft_wrap=True)
+    for row in chain((HEADER,), sample, shown):
+        cells = _laid_out(row, widths, cuts=console.is_terminal)
+        if console.is_terminal:
+            style = "bold" if row is HEADER else ""
+            console.print(Text.assemble(*cells, style=style), soft_wrap=True)
+        else:  # rich takes a hundred times as long to find that there is nothing to colour
+            console.file.write("".join(text for text, _ in cells) + "\n")
+    console.file.flush()
 
 
 def _briefly(row: Row) -> Row:
@@ -123,16 +131,18 @@ def _briefly(row: Row) -> Row:
     return row._replace(time=row.time[5:19].replace("T", " "))
 
 
-def _text(row: Row, widths: list[int], cuts: bool, style: str = "") -> Text:
-    text = Text(style=style)
-    for n, width in enumerate(widths):
-        cell = row[n]
-        if cuts and cell_len(cell) > width:
-            cell = set_cell_size(cell, width - 1) + "…"
-        text.append(cell, style=_STYLES.get(row.mark, "") if n == _VERDICT else "")
-        if any(row[n + 1 : _COLUMNS]):  # no blanks at a line's end
-            text.append(" " * (width - cell_len(cell) + 2))
-    return text
+def _laid_out(row: Row, widths: list[int], *, cuts: bool) -> list[tuple[str, str]]:
+    """Return a row as texts with their styles, padded to the widths."""
+    cells: list[tuple[str, str]] = []
+    last = max((n for n in range(_COLUMNS) if row[n]), default=0)
+    for n in range(last + 1):
+        text, width = row[n], widths[n]
+        if cuts and cell_len(text) > width:
+            text = set_cell_size(text, width - 1) + "…"
+        cells.append((text, _STYLES.get(row.mark, "") if n == _VERDICT else ""))
+        if n < last:  # no blanks at a line's end
+            cells.append((" " * (width - cell_len(text) + 2), ""))
+    return cells
 
 
 def _print_lines(lines: Iterator[Line]) -> None:

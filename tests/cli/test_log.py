@@ -179,6 +179,17 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     assert process.wait(30) == 0
 
 
+def test_a_locale_without_a_character_gets_its_escape(tmp_path: Path) -> None:
+    file = write(tmp_path / "j", a_decision(layer="dns", host_raw="中", qtype="A"))
+    ran = subprocess.run(
+        [sys.executable, "-c", f"from egressd.cli import log; log.log({str(file)!r})"],
+        env={"PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        check=True,
+    )
+    assert b"DNS A \\u4e2d" in ran.stdout
+
+
 # --- what a terminal gets
 
 
