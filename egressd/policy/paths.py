@@ -25,6 +25,7 @@ from typing import Literal
 from urllib.parse import quote, unquote_to_bytes
 
 MAX_PATTERN = 1024
+MAX_SEGMENTS = 1024
 
 SLASH = "%2F"
 
@@ -140,11 +141,13 @@ class PathPattern:
         """Say whether an allow or ask with this path covers a target; unless `is_everything`, a canonical
         one.
         """
-        return self.is_everything or self._allow.covers(target.segments)
+        if self.is_everything:
+            return True
+        return len(target.segments) <= MAX_SEGMENTS and self._allow.covers(target.segments)
 
     def denies(self, target: Target) -> bool:
         """Say whether a deny with this path covers a target."""
-        if self.is_everything or self._deny.covers(target.plain):
+        if self.is_everything or len(target.opened) > MAX_SEGMENTS or self._deny.covers(target.plain):
             return True
         return (SLASH in self.text or SLASH in target.path) and self._deny_opened.covers(target.opened)
 
@@ -252,9 +255,8 @@ def _automaton(segments: Sequence[str], spell: Callable[[str], str], *, crosses:
     """
     items = list(segments)
     if items[-1] == "**":
-        items.insert(
-            -1, ""
-        )  # at the end it takes one segment at least, be it empty: `/a/**` covers `/a/` and not `/a`
+        # At the end it takes one segment at least, be it empty: `/a/**` covers `/a/` and not `/a`.
+        items.insert(-1, "")
     literals: dict[str, int] = {}
     globs: list[tuple[int, _Pieces]] = []
     anything = loops = 0

@@ -703,6 +703,17 @@ def test_a_deny_of_a_network_holds_for_names_too() -> None:
     assert permit_address(rules, found, inside, port=443, now=NOON + 86400) is None
 
 
+def test_a_deny_of_requests_on_a_network_does_not_hold_for_names() -> None:
+    rules = policy(allow("a.test"), deny(addresses=("11.0.0.0/24",), requests=("GET /x",)))
+    found = decide(rules, request("GET https://a.test/x"), NOON)
+    assert permit_address(rules, found, ip_address("11.0.0.1")) is None
+
+
+def test_a_literal_address_is_not_observed_on_another_port() -> None:
+    rules = policy(allow(addresses=("11.0.0.0/24",), ports=(8443,)), observe_until=dt.date(2027, 4, 1))
+    assert verdict(rules, connection("https://11.0.0.1")) == ("deny", "port_not_allowed", None)
+
+
 def test_the_narrowest_network_decides_on_a_literal_address() -> None:
     rules = policy(
         allow(id="wide", addresses=("10.0.0.0/8",), ports=(443,)),

@@ -282,7 +282,7 @@ def test_the_entry_that_decided_says_so_itself(
     if (
         found.entry is not None
         and found.reason in (Reason.RULE, Reason.APPROVAL_REQUIRED)
-        and not found.treatment != "inspect"
+        and found.treatment == "inspect"
     ):
         assert said[id(found.entry)].outcome == "covers"
     if found.entry is None:
