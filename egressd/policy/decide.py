@@ -289,7 +289,7 @@ def _broken_law(attempt: RequestAttempt, winner: Rule | None) -> Reason | None:
         if attempt.body:
             return Reason.BODY_NOT_ALLOWED
         most = MAX_WEB_TARGET if winner is not None and winner.entry.public_web else MAX_TARGET
-        if len(attempt.target) > most:
+        if len(attempt.target.encode("utf-8", "surrogatepass")) > most:
             return Reason.TARGET_TOO_LONG
     return None
 

@@ -366,6 +366,8 @@ def test_reading_carries_no_body_and_no_long_target() -> None:
     assert verdict(rules, request("DELETE https://a.test/", body=True)) == ("allow", "rule", "a")
     assert verdict(rules, request(f"GET https://a.test{fits}")) == ("allow", "rule", "a")
     assert verdict(rules, request(f"GET https://a.test{over}")) == ("deny", "target_too_long", "a")
+    wide = "/" + "\u00e9" * 4096  # counted in bytes
+    assert verdict(rules, request(f"GET https://a.test{wide}")) == ("deny", "target_too_long", "a")
     assert verdict(rules, request(f"POST https://a.test{over}")) == ("allow", "rule", "a")
     assert verdict(rules, request(f"GET https://example.com{fits[: 2 * 1024]}")) == ("allow", "rule", "web")
     assert verdict(rules, request(f"GET https://example.com{fits[: 2 * 1024 + 1]}")) == (
