@@ -16,7 +16,8 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,6 +101,7 @@ class Supervisor:
         self._failed = failed
         self._sandboxes: dict[str, SandboxState] = {}
         self._worker: _Worker | None = None
+        self._departed: deque[str] = deque(maxlen=256)  # a last record of theirs may still be on its way
         self._packets: dict[str, int] = {}
         self._starts: list[float] = []
         self._count = 0
@@ -155,6 +157,7 @@ class Supervisor:
         self._write(self._ledger.close_all({sandbox_id}, reason))
         self._note("sandbox", sandbox, "gone")
         del self._sandboxes[sandbox_id]
+        self._departed.append(sandbox_id)
         for listener in sandbox.listeners:
             listener.socket.close()
 
@@ -309,16 +312,36 @@ class Supervisor:
                     self._met("adopted", sandbox_id)
 
     def _on_records(self, worker: _Worker, message: Records) -> None:
-        ok = True
+        allowed = self._sandboxes.keys() | set(self._departed)
+        if self._journal.target == "-":  # a pipe may have a slow reader, which must not hold this loop
+            self._task(self._commit(worker, message, allowed))
+            return
         try:
-            self._journal.append(message.records, allowed_sandboxes=self._sandboxes.keys())
+            self._journal.append(message.records, allowed_sandboxes=allowed)
         except JournalUnavailable as error:
-            ok = False
-            self._complain(error)
-        if ok:
+            self._written(worker, message, error)
+        else:
+            self._written(worker, message, None)
+
+    async def _commit(self, worker: _Worker, message: Records, allowed: Collection[str]) -> None:
+        try:
+            await self._journal.commit(message.records, allowed_sandboxes=allowed)
+        except JournalUnavailable as error:
+            self._written(worker, message, error)
+        except BadRecord as error:
+            worker.channel.close()
+            self._on_lost(worker, str(error))
+        else:
+            self._written(worker, message, None)
+
+    def _written(self, worker: _Worker, message: Records, error: JournalUnavailable | None) -> None:
+        if error is None:
             self._ledger.feed(message.records)
             self._count_packets(message)
-        worker.channel.send(Written(batch=message.batch, ok=ok))
+        else:
+            self._complain(error)
+        with contextlib.suppress(ChannelBroken):  # it has died meanwhile
+            worker.channel.send(Written(batch=message.batch, ok=error is None))
 
     def _count_packets(self, message: Records) -> None:
         for fields in message.records:

@@ -65,9 +65,10 @@ class ChannelRecorder:
         self._pending.append((record.as_dict(), written))
         if not self._flushing:
             self._flushing = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            asyncio.get_running_loop().call_soon(self.flush)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send what is waiting now; what must be read before another message is flushed before it."""
         self._flushing = False
         pending, self._pending = self._pending, []
         batch: list[dict[str, Any]] = []

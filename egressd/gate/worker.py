@@ -206,6 +206,7 @@ class Worker:
         tenant = self._tenants.pop(message.sandbox, None)
         if tenant is not None:
             await tenant.close(Reason(message.reason))
+            self._recorder.flush()
         self._send(Gone(sandbox=message.sandbox))
 
 
