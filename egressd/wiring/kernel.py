@@ -14,6 +14,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 MS_RDONLY: Final = 1
 MS_NOSUID: Final = 2
 MS_NODEV: Final = 4
+MS_NOEXEC: Final = 8
 MS_BIND: Final = 0x1000
 MS_REC: Final = 0x4000
 MS_PRIVATE: Final = 1 << 18

@@ -12,6 +12,7 @@ Everything happens in a private namespace, so the host's mounts are never touche
    directory between the tree and the mask becomes a mount point too, which cannot be renamed (EBUSY).
 """
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -67,6 +68,7 @@ def arrange(view: View, owner: tuple[int, int] | None, live_sockets: Iterable[st
     notes = refuse_sockets(view, live)
     try:
         kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
+        _uncover_proc()
         brought = sorted({*view.writable, *view.readonly, *view.sockets}, key=_depth)
         trees = {path: _copy(path, owner, writable=path in view.writable) for path in brought}
         covers = _covers(view, brought, owner)
@@ -83,6 +85,16 @@ def arrange(view: View, owner: tuple[int, int] | None, live_sockets: Iterable[st
     except OSError as error:
         raise WiringError.from_os("mount", error, "is this a container without CAP_SYS_ADMIN?") from error
     return notes
+
+
+def _uncover_proc() -> None:
+    """Where a container covers parts of /proc, mount it anew: with parts covered, the kernel lets no user namespace
+    mount a /proc of its own (mount_too_revealing, fs/namespace.c), so bubblewrap could not. The sandbox sees neither."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
+        covered = any(line.split(" ")[4].startswith("/proc/") for line in table)
+    if covered:
+        with contextlib.suppress(OSError):  # not allowed to: then bubblewrap will say so
+            kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
 
 
 def refuse_sockets(view: View, live: Iterable[str]) -> list[str]:

@@ -7,6 +7,7 @@ with one address, and reads the packet log.
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import socket
@@ -22,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from egressd.gate.packets import DroppedPacket, parse_nflog  # noqa: E402 - after the path is known
+from egressd.wiring.identity import write_maps  # noqa: E402
 from egressd.wiring.kernel import MS_BIND, MS_PRIVATE, MS_REC, mount  # noqa: E402
 from egressd.wiring.namespace import Bind, Namespace, SandboxSpec, WiringError  # noqa: E402
 
@@ -194,6 +196,11 @@ def main() -> None:
         subprocess.run(["/bin/sh", "-ec", job["shell"]], check=True)
     if job.get("become"):
         become(job["become"])
+    if job.get("nested"):
+        ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # dumpable again, or /proc/self is not ours to write
+        uid, gid = os.getuid(), os.getgid()
+        os.unshare(os.CLONE_NEWUSER | os.CLONE_NEWNS)
+        write_maps(os.getpid(), [(0, uid, 1)], [(0, gid, 1)])
     try:
         result = asyncio.run(run(job))
     except WiringError as error:

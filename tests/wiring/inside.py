@@ -136,6 +136,13 @@ def network():
     ]
     targets += [(v6, "2606:4700::1111", 443), (v6, "fd00::1", 80), (v6, "::ffff:9.9.9.9", 25)]
     results["connect"] = {f"{a} {p}": tried(connect, f, a, p) for f, a, p in targets}
+    settings = ("tcp_timeout_close_wait", "tcp_timeout_fin_wait", "tcp_be_liberal")
+    results["conntrack"] = [int(read("/proc/sys/net/netfilter/nf_conntrack_" + name)) for name in settings]
+    owners = (line.split() for line in read("/proc/net/tcp").splitlines()[1:])
+    ours = (":3A99", ":3ACD", ":0C38")
+    results["socket owners"] = sorted(
+        {int(row[7]) for row in owners if row[3] == "0A" and row[1].endswith(ours)}
+    )
     results["pause"] = tried(connect, v4, "192.0.2.77", 1)
     results["direct"] = tried(connect, v4, "127.0.0.1", 15001)
     results["tcp_53"] = tried(connect, v4, "8.8.4.4", 53)

@@ -89,6 +89,14 @@ class TestNetwork:
             len(attacked["connections"]) == 1 + len(attacked["inside"]["connect"]) + 3
         )  # a probe; pause, direct, dns
 
+    def test_the_sockets_are_not_the_sandboxs_own(self, attacked: Seen) -> None:
+        """An ordinary user has only one uid to give; root gives the sockets one that the sandbox cannot have."""
+        theirs = {"root": 65534, "rootless": 1000}[attacked["ground"].mode]
+        assert attacked["inside"]["socket owners"] == [theirs]
+
+    def test_half_closed_connections_are_not_forgotten(self, attacked: Seen) -> None:
+        assert attacked["inside"]["conntrack"] == [86400, 86400, 1]
+
     def test_no_port_of_ours_can_be_taken(self, attacked: Seen) -> None:
         assert set(attacked["inside"]["theft"].values()) == {"EADDRINUSE"}
 

@@ -369,6 +369,23 @@ def test_a_resolv_conf_that_is_a_link_into_run_still_says_our_resolver(root_grou
         shutil.rmtree(Path(target).parent)
 
 
+def test_it_works_where_a_container_covers_parts_of_proc(root_ground: Ground) -> None:
+    shell = "mount --bind /proc/sys /proc/sys; mount -o remount,ro,bind /proc/sys; mount --bind /dev/null /proc/keys"
+    done = root_ground.run(
+        "sh", "-c", "ls /proc | grep -c '^[0-9]'; cat /proc/sys/kernel/ostype", shell=shell
+    )
+    assert (done.seen.get("status"), done.seen.get("notes")) == (0, []), (done.seen, done.err)
+
+
+def test_it_works_for_root_of_a_user_namespace_with_one_uid(ground: Ground) -> None:
+    """Inside rootless containers: root there, an ordinary user outside."""
+    if ground.mode != "rootless":
+        pytest.skip("once is enough")
+    done = ground.run("sh", "-c", "touch made; id -u", nested=True)
+    assert (done.seen.get("status"), done.out) == (0, "1000\n"), (done.seen, done.err)
+    assert (ground.workspace / "made").stat().st_uid == ground.owner
+
+
 def test_many_starts_leave_nothing_behind(root_ground: Ground) -> None:
     """NET-31: everything is the namespace's, and goes with it."""
     mounts = Path("/proc/self/mountinfo").read_text()
