@@ -22,6 +22,8 @@ from egressd.policy.reasons import Reason
 
 STAGGER = 0.25
 """Seconds before the next address is tried beside the ones under way (RFC 8305 §8)."""
+SLACK = 1.0
+"""Seconds that a whole dial may take beyond its look-up's and its connecting's own bounds."""
 
 type Permit = Callable[[Address], Reason | None]
 
@@ -81,7 +83,7 @@ class Dialer:
             return DialFailed(Reason.BAD_PORT, "a port that is none")
         try:
             # A resolver that overruns its own bound must not hold the dial.
-            async with asyncio.timeout(self._resolver.timeout + self._connect_timeout + 1.0):
+            async with asyncio.timeout(self._resolver.timeout + self._connect_timeout + SLACK):
                 return await self._dial(host, port, permit)
         except TimeoutError:
             return DialFailed(Reason.UPSTREAM_TIMEOUT, "the whole dial took too long")

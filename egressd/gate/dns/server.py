@@ -270,6 +270,8 @@ class DnsServer:
         writer = None
         try:
             reader, writer = await asyncio.open_connection(sock=sock, limit=2 * DATAGRAM)
+            # drain() then waits until the kernel has everything, so that the end loses nothing that was answered.
+            writer.transport.set_write_buffer_limits(high=0)
             asked = 0
             while (message := await self._next_message(reader, asked)) is not None:
                 asked += 1
@@ -288,7 +290,7 @@ class DnsServer:
             if writer is None:
                 sock.close()
             else:
-                writer.close()
+                writer.transport.abort()  # close() would wait for ever for a client that does not read
 
     async def _next_message(self, reader: asyncio.StreamReader, asked: int) -> bytes | None:
         """Return the next message; None when there is none, with a record where that was no clean end."""

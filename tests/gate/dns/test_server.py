@@ -456,11 +456,19 @@ def test_dns_19_connections_over_the_cap_are_closed_at_once_and_udp_goes_on(
     asyncio.run(scenario())
 
 
+class Narrow(socket.socket):
+    """A listener whose connections hold little that is unread."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+
+
 def test_a_client_that_never_reads_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "IDLE", 0.2)
 
     async def scenario() -> None:
-        async with serving("api.allowed.test", settings=Settings(dns_queries_per_minute=9)) as ground:
+        async with serving(settings=Settings(dns_queries_per_minute=9), tcp=Narrow) as ground:
             with socket.socket() as sock:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
                 sock.connect(("127.0.0.1", ground.tcp_port))
