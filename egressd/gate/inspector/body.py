@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 from h11._receivebuffer import ReceiveBuffer
 
@@ -60,6 +60,10 @@ class HeadBuffer(ReceiveBuffer):
         self._limit = limit
         self._scan = HeadScan()
         self._skipped = False
+
+    def __iadd__(self, data: bytes | bytearray) -> Self:
+        super().__iadd__(data)
+        return self
 
     def take_head(self) -> bytes | BadHead | None:
         """Remove the next head and return it; None while it is incomplete.

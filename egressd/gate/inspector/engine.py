@@ -233,10 +233,11 @@ class Engine:
         if command.level >= logging.ERROR:
             raise RuntimeError("mitmproxy reports an error")
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _resume(self) -> None:
         """Go on after a task's work; the task itself calls this as its last act, and so no longer counts."""
@@ -259,7 +260,8 @@ class Engine:
         if opening:
             self._exchange = exchange_of(flow)
         if work is not None:
-            self._spawn(self._finish_hook(work, command))
+            task = self._spawn(self._finish_hook(work, command))
+            task.add_done_callback(lambda _: work.close())  # which a task that is cancelled early never began
         else:
             self._hooked(command)
 

@@ -103,9 +103,14 @@ class Exchange:
         return refusal
 
     async def commit(self) -> None:
-        """Write the decision record and return once it is written; raises AuditUnavailable, and then it counts as not written."""
-        await self.connection.services.recorder.commit(self.decision_record())
-        self.decided = True
+        """Write the decision record and return once it is written; raises AuditUnavailable, and then it counts as
+        not written."""
+        self.decided = True  # from here on it is on its way: an end that comes first must not decide again
+        try:
+            await self.connection.services.recorder.commit(self.decision_record())
+        except BaseException:
+            self.decided = False
+            raise
 
     def end(self, reason: Reason, detail: str | None = None) -> None:
         """Write the `end` record; the first call is the one that counts. What was never decided is denied first."""

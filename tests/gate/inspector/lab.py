@@ -242,7 +242,13 @@ async def laboratory(
     origin: Origin, *entries: EffectiveEntry, settings: Settings | None = None
 ) -> AsyncIterator[Lab]:
     """The lab with this origin; at the end no task, stream or live thing may be left."""
-    server = await asyncio.start_server(origin, "127.0.0.1", 0, limit=1024 * 1024)
+    writers: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        await origin(reader, writer)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=1024 * 1024)
     settings = settings or Settings()
     records = Records()
     dialer = LoopbackDialer(server.sockets[0].getsockname()[1])
@@ -259,9 +265,17 @@ async def laboratory(
         for client in lab.clients:
             await client.close()
         server.close()
-        server.close_clients()
+        for writer in writers:
+            writer.transport.abort()
         await server.wait_closed()
         assert not sandbox.live
+
+
+async def wait_until(condition: Callable[[], object]) -> None:
+    """Wait until something holds, looking often; TimeoutError when it never does."""
+    async with asyncio.timeout(DEADLINE):
+        while not condition():  # noqa: ASYNC110 # what is waited for are states of objects that know no event
+            await asyncio.sleep(0.002)
 
 
 def run(test: Coroutine[None, None, None]) -> None:

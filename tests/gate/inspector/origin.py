@@ -127,7 +127,9 @@ class PathOrigin:
 
     async def page_sse(self, asked: Asked) -> bool:
         """Each event only after the test has seen the one before."""
-        await asked.say(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await asked.say(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
         for number in range(3):
             event = b"data: %d\n\n" % number
             await asked.say(b"%x\r\n%s\r\n" % (len(event), event))
@@ -163,7 +165,9 @@ class PathOrigin:
         return False
 
     async def page_103(self, asked: Asked) -> bool:
-        await asked.say(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </a>\r\nAlt-Svc: h3\r\n\r\n")
+        await asked.say(
+            b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </a>\r\nAlt-Svc: h3\r\n\r\n"
+        )
         await asked.say(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nfinal")
         return True
 

@@ -14,7 +14,7 @@ import pytest
 from egressd.gate.dialer import DialFailed
 from egressd.gate.settings import Settings
 from egressd.policy.reasons import Reason
-from tests.gate.inspector.lab import DEADLINE, HOST, laboratory, run
+from tests.gate.inspector.lab import DEADLINE, HOST, laboratory, run, wait_until
 from tests.gate.inspector.origin import BIG, PathOrigin
 
 
@@ -83,7 +83,11 @@ def test_a_chunked_upload_arrives_whole_and_its_trailers_do_not() -> None:
         async with laboratory(PathOrigin()) as lab:
             client = await lab.dial()
             body = b"3;ext=1\r\nabc\r\n4\r\ndefg\r\n0\r\nAuthorization: evil\r\nHost: evil.example\r\n\r\n"
-            got = json.loads((await client.ask("POST /echo\nTransfer-Encoding: chunked\nTrailer: Authorization", body)).body)
+            got = json.loads(
+                (
+                    await client.ask("POST /echo\nTransfer-Encoding: chunked\nTrailer: Authorization", body)
+                ).body
+            )
             assert (got["n"], got["sha"], got["trailers"]) == (7, sha(b"abcdefg"), "")
             assert "trailer" not in got["headers"]
             assert (await client.ask("GET /n")).body == b"2"
@@ -112,7 +116,9 @@ def test_an_expected_body_is_invited_after_the_allow() -> None:
         origin = PathOrigin()
         async with laboratory(origin) as lab:
             client = await lab.dial()
-            client.send(f"POST /echo HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n".encode())
+            client.send(
+                f"POST /echo HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n".encode()
+            )
             assert (await client.head()).status == 100
             assert lab.records.decisions() == [("allow", "rule")]
             client.send(b"abcde")
@@ -128,7 +134,9 @@ def test_a_denied_body_is_not_invited() -> None:
     async def test() -> None:
         async with laboratory(PathOrigin()) as lab:
             client = await lab.dial()
-            answer = await client.ask("POST /echo\nContent-Length: 5\nExpect: 100-continue", host="evil.example.com")
+            answer = await client.ask(
+                "POST /echo\nContent-Length: 5\nExpect: 100-continue", host="evil.example.com"
+            )
             assert (answer.status, answer.interim) == (403, [])
             await client.over()
 
@@ -196,13 +204,6 @@ def test_an_upstream_that_closes_between_requests_is_dialled_again() -> None:
             await client.over()
 
     run(test())
-
-
-async def wait_until(condition: object) -> None:
-    assert callable(condition)
-    async with asyncio.timeout(DEADLINE):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 def test_an_answer_that_is_cut_short_is_cut_short_for_the_client() -> None:
@@ -339,14 +340,21 @@ def test_an_early_answer_reaches_the_client_that_still_sends() -> None:
         origin = PathOrigin()
         async with laboratory(origin) as lab:
             client = await lab.dial()
-            client.send(f"POST /early HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 5000000\r\n\r\n".encode() + b"y" * 100_000)
+            client.send(
+                f"POST /early HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 5000000\r\n\r\n".encode()
+                + b"y" * 100_000
+            )
             answer = await client.answer()
             assert (answer.status, answer.body) == (413, b"big")
             assert await client.closed() == b""
             await client.over()
             origin.go_on.set()
             end = lab.records.of("end")[0]
-            assert (end.reason, end.status, end.detail) == ("completed", 413, "answered before the end of the request")
+            assert (end.reason, end.status, end.detail) == (
+                "completed",
+                413,
+                "answered before the end of the request",
+            )
 
     run(test())
 
@@ -392,8 +400,13 @@ def test_trailers_of_an_answer_pass_but_for_those_that_may_not_be_trailers() -> 
 @pytest.mark.parametrize(
     "raw",
     [
-        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", id="both lengths"),
-        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\nabc", id="two lengths"),
+        pytest.param(
+            b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            id="both lengths",
+        ),
+        pytest.param(
+            b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\nabc", id="two lengths"
+        ),
         pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: +3\r\n\r\nabc", id="signed length"),
         pytest.param(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: xchunked\r\n\r\n", id="unknown coding"),
         pytest.param(b"HTTP/1.1 200 OK\r\nA: b\r\n c\r\n\r\n", id="fold"),
@@ -483,7 +496,7 @@ def test_a_site_that_says_403_is_not_taken_for_us() -> None:
         origin = PathOrigin()
         origin.canned["no"] = (
             b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\nX-Egressd-Reason: rule\r\nX-EGRESSD-Attempt: 1\r\n"
-            b"Alt-Svc: h3=\":443\"\r\nConnection: X-Hop\r\nX-Hop: 1\r\nServer: nginx\r\n\r\nno"
+            b'Alt-Svc: h3=":443"\r\nConnection: X-Hop\r\nX-Hop: 1\r\nServer: nginx\r\n\r\nno'
         )
         async with laboratory(origin) as lab:
             client = await lab.dial()
@@ -542,7 +555,12 @@ def test_a_connection_that_idles_between_requests_is_closed_in_silence() -> None
     ("request_head", "reason", "status"),
     [
         pytest.param("GET /silent HTTP/1.1\r\nHost: {}\r\n\r\n", "upstream_timeout", 504, id="no answer"),
-        pytest.param("POST /echo HTTP/1.1\r\nHost: {}\r\nContent-Length: 9\r\n\r\nabc", "idle_timeout", 408, id="no body"),
+        pytest.param(
+            "POST /echo HTTP/1.1\r\nHost: {}\r\nContent-Length: 9\r\n\r\nabc",
+            "idle_timeout",
+            408,
+            id="no body",
+        ),
     ],
 )
 def test_an_exchange_in_which_nothing_moves_ends(request_head: str, reason: str, status: int) -> None:
@@ -628,7 +646,8 @@ def test_a_request_in_single_bytes_is_the_same_request() -> None:
     async def test() -> None:
         async with laboratory(PathOrigin()) as lab:
             client = await lab.dial()
-            for byte in f"POST /echo HTTP/1.1\r\nHost: {HOST}\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n".encode():
+            head = f"POST /echo HTTP/1.1\r\nHost: {HOST}\r\nTransfer-Encoding: chunked\r\n\r\n"
+            for byte in head.encode() + b"3\r\nabc\r\n0\r\n\r\n":
                 client.send(bytes([byte]))
                 await asyncio.sleep(0)
             assert json.loads((await client.answer()).body)["n"] == 3
