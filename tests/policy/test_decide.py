@@ -319,6 +319,11 @@ def test_a_name_is_not_looked_up_when_every_port_of_it_is_denied() -> None:
     assert verdict(closed, question("a.test")) == ("deny", "denied_by_rule", "e")  # of the lowest port
 
 
+def test_a_name_is_asked_for_when_one_of_its_ports_is_denied_and_another_is_asked_for() -> None:
+    rules = policy(ask("a.test", id="q", ports=(443, 8443)), deny("a.test", ports=(443,)))
+    assert verdict(rules, question("a.test")) == ("ask", "approval_required", "q")
+
+
 @pytest.mark.parametrize(
     ("upgrade", "line", "expected"),
     [
