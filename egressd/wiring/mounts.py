@@ -23,7 +23,7 @@ from egressd.wiring import identity, kernel
 from egressd.wiring.errors import WiringError
 
 WALK_LIMIT: Final = 100_000
-"""Entries looked at, breadth first, in search of sockets in writable trees. Sockets that live in this network namespace
+"""Entries looked at, breadth first, in search of sockets in the trees let in. Sockets that live in this network namespace
 are found beyond it too, by the kernel's own list."""
 
 _IDMAP_HINT: Final = (
@@ -98,12 +98,16 @@ def _uncover_proc() -> None:
 
 
 def refuse_sockets(view: View, live: Iterable[str]) -> list[str]:
-    """Stop the start when a Unix socket lies in a writable tree and was not let in by name."""
-    for path in live:
-        if any(within(path, tree) for tree in view.writable) and _is_socket(path):
+    """Stop the start when a Unix socket lies in a tree that is let in, and was not itself let in by name.
+
+    In read-only trees too: a read-only mount keeps nobody from connecting.
+    """
+    trees = (*view.writable, *view.readonly)
+    for path in (*trees, *(path for path in live if any(within(path, tree) for tree in trees))):
+        if _is_socket(path):
             _refuse_socket(path, view)
     seen = 0
-    queue = list(view.writable)
+    queue = list(trees)
     for directory in queue:
         try:
             entries = list(os.scandir(directory))
@@ -116,7 +120,9 @@ def refuse_sockets(view: View, live: Iterable[str]) -> list[str]:
             elif not entry.is_file(follow_symlinks=False) and _is_socket(entry.path):
                 _refuse_socket(entry.path, view)
         if seen > WALK_LIMIT:
-            return [f"looked for Unix sockets in the first {seen} files of the writable directories only"]
+            return [
+                f"looked for Unix sockets in the first {seen} files of what the sandbox is given, no further"
+            ]
     return []
 
 
@@ -124,7 +130,7 @@ def _refuse_socket(path: str, view: View) -> None:
     if path in view.sockets or any(within(path, mask) for mask in view.masks):
         return
     hint = f"a service behind it would act for the sandbox: --socket {path} if that is wanted, otherwise remove it"
-    raise WiringError("run", f"{path} is a Unix socket inside a directory that the sandbox can write", hint)
+    raise WiringError("run", f"{path} is a Unix socket in what the sandbox is given", hint)
 
 
 def _is_socket(path: str) -> bool:

@@ -246,6 +246,14 @@ class TestHostSockets:
         assert str(path) in done.seen["error"][1]
         assert f"--socket {path}" in done.seen["error"][2]
 
+    @pytest.mark.parametrize("bind", ["{0}/agent.sock", "{0}:ro", "{0}/agent.sock:ro"])
+    def test_a_bind_does_not_let_a_socket_in_by_the_way(self, root_ground: Ground, bind: str) -> None:
+        place = root_ground.top / "services"
+        place.mkdir()
+        with self.serving(place / "agent.sock"):
+            done = root_ground.run("true", spec={"binds": [bind.format(place)]})
+        assert "agent.sock is a Unix socket" in done.seen["error"][1]
+
     def test_a_socket_let_in_by_name_works(self, ground: Ground) -> None:
         path = ground.top / "agent.sock"
         with self.serving(path):
@@ -343,6 +351,25 @@ def test_egressds_own_code_is_read_only_even_in_the_workspace(ground: Ground) ->
     )
     done = ground.run("sh", "-c", script, driver=copy / "tests" / "wiring" / "driver.py")
     assert done.seen.get("status") == 0, (done.seen, done.err)
+
+
+def test_a_project_in_the_home_directory_comes_without_the_rest_of_it(ground: Ground) -> None:
+    ground.home.chmod(0o700)
+    project = ground.home / "src" / "project"
+    project.mkdir(parents=True)
+    (ground.home / "settings").write_text("let in")
+    (ground.home / "settings").chmod(0o600)
+    ground.own(ground.home)
+    spec = {"workspace": str(project), "binds": [f"{ground.home}/settings:ro"]}
+    script = (
+        "pwd; touch made; ls -A ~ ~/src ~/src/project; cat ~/settings; ! touch ~/settings; touch ~/scratch"
+    )
+    done = ground.run("sh", "-c", script, spec=spec)
+    home = str(ground.home)
+    shown = f"{project}\n{home}:\nsettings\nsrc\n\n{home}/src:\nproject\n\n{project}:\nmade\nlet in"
+    assert (done.seen.get("status"), done.out) == (0, shown), (done.seen, done.err)
+    assert not (ground.home / "scratch").exists()
+    assert (project / "made").stat().st_uid == ground.owner
 
 
 def test_files_that_are_trusted_are_put_in_their_place(ground: Ground) -> None:
