@@ -44,8 +44,9 @@ class EffectiveEntry(_Frozen):
 
     `place` is `file:line` of the entry in the profile or organisation file; `via` that of the service or list it came from.
     Exactly one of `hosts`, `public_web`, or `addresses` alone selects the destination; `addresses` beside `hosts` confines where
-    the hosts may resolve. `ports` is always filled in (443 for https, 80 for http where the file says nothing).
-    `requests` is empty unless the treatment is `inspect` (allow, ask) or the deny names requests.
+    the hosts may resolve. `ports` is filled in (443 for https, 80 for http where the file says nothing), but for a
+    deny that names none: it binds every port and scheme. `requests` empty on an inspected allow means `GET,HEAD /**`, on a
+    deny everything.
     """
 
     id: str

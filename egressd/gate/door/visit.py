@@ -15,6 +15,7 @@ import ssl
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from ipaddress import IPv4Address, ip_network
 
 from egressd.gate.connection import Connection, Destination, Services
@@ -361,7 +362,7 @@ class Visit:
             return decision
         named = self._judge(ConnectionAttempt(claimed, port, "https"))
         covered = named.allowed and named.entry is not None and named.entry.addresses
-        if covered and permit_address(connection.sandbox.policy, named, address) is None:
+        if covered and self._permits(named)(address) is None:
             connection.host = claimed
             return named
         return decision
@@ -399,15 +400,18 @@ class Visit:
 
     # opaque bytes
 
+    def _permits(self, decision: Decision) -> Callable[[Address], Reason | None]:
+        """Return what says of each resolved address why it may not be dialled for this decision, if it may not."""
+        policy, port = self.connection.sandbox.policy, self.connection.destination.port
+        return lambda address: permit_address(policy, decision, address, port=port, now=time.time())
+
     async def _carry_opaque(self, decision: Decision, data: bytes, detail: str | None = None) -> None:
         connection = self.connection
         host = connection.host
         assert host is not None
         await self._commit(decision, detail)
-        policy = connection.sandbox.policy
-        dialed = await connection.services.dialer.dial(
-            host, connection.destination.port, lambda address: permit_address(policy, decision, address)
-        )
+        port = connection.destination.port
+        dialed = await connection.services.dialer.dial(host, port, self._permits(decision))
         if isinstance(dialed, DialFailed):
             self._ended = dialed.reason
             if connection.tls:
