@@ -303,8 +303,9 @@ class DnsServer:
                 if 0 < length <= DATAGRAM:
                     return await reader.readexactly(length)
             problem = "a message length that no query has"
-        except asyncio.IncompleteReadError as error:
-            problem = "cut off in a message" if begun or error.partial else ""
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            begun = begun or bool(getattr(error, "partial", b""))
+            problem = "cut off in a message" if begun else ""
         except TimeoutError:
             problem = "no whole message in time" if begun else ""
         if not problem and asked == 0:

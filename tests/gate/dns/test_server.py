@@ -5,6 +5,7 @@ import errno
 import os
 import random
 import socket
+import struct
 import subprocess
 from ipaddress import IPv4Address
 from typing import Any
@@ -429,6 +430,33 @@ def test_a_client_may_close_after_its_queries(end: bytes) -> None:
             await unframed(reader)
             assert await reader.read() == b""
             assert ground.book.told()[1:] == ([("deny", "bad_dns")] if end else [])
+
+    asyncio.run(scenario())
+
+
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends a reset
+
+
+def test_a_connection_reset_without_a_query_is_recorded() -> None:
+    async def scenario() -> None:
+        async with serving("api.allowed.test") as ground:
+            with socket.create_connection(("127.0.0.1", ground.tcp_port)) as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            await until(lambda: len(ground.book.records) == 1)
+            assert ground.book.records[0].detail == "a connection without a query"
+
+    asyncio.run(scenario())
+
+
+def test_a_connection_reset_in_a_message_is_recorded() -> None:
+    async def scenario() -> None:
+        async with serving("api.allowed.test") as ground:
+            async with ground.tcp() as (reader, writer):
+                writer.write(framed(query("evil.test")) + b"\0\x40\0\1")
+                await unframed(reader)  # so the server has read all of it
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            await until(lambda: len(ground.book.records) == 2)
+            assert ground.book.records[1].detail == "cut off in a message"
 
     asyncio.run(scenario())
 

@@ -559,8 +559,11 @@ def test_who_gives_up_does_not_take_the_answer_from_the_others() -> None:
 def test_warmed_the_resolver_needs_no_file_any_more() -> None:
     """As in the worker: everything imported, then no import and no opening of a file."""
     program = """
-import asyncio, builtins, sys
+import asyncio, sys
+from ipaddress import IPv4Address
+from egressd.gate.dialer import Dialer
 from egressd.gate.dns import upstream
+from egressd.policy.reasons import Reason
 from tests.gate.dns.authority import authority, answer
 upstream.warm()
 KINDS = ["A 11.0.0.1", "RRSIG A 8 2 60 20300101000000 20200101000000 1 test. AAAA", "TXT x", "HTTPS 1 .", "TYPE65400 \\\\# 1 00"]
@@ -571,13 +574,20 @@ def forbidden(event, args):
         raise AssertionError((event, args[:1]))
 async def scenario():
     async with authority(handle) as server:
-        resolver = upstream.Resolver(server.udp, 5, ipv6=lambda: True)
+        asked = [upstream.Resolver(f"{kind}://127.0.0.1:{server.port}", 5, ipv6=lambda: True) for kind in ("udp", "tcp")]
+        dialer = Dialer(asked[0], 5, own=lambda _: False)
         sys.addaudithook(forbidden)
-        print(await resolver.resolve(("api", "allowed", "test")))
+        for resolver in asked:
+            print(await resolver.resolve(("api", "allowed", "test")))
+        dialed = await dialer.dial(IPv4Address("127.0.0.1"), server.port, lambda _: None)
+        dialed.sock.close()
+        print(await dialer.dial(("api", "allowed", "test"), 1, lambda _: Reason.SPECIAL_ADDRESS))
 asyncio.run(scenario())
 """
     root = Path(__file__).resolve().parents[3]
     result = subprocess.run(
         [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=60, check=False
     )
-    assert result.stdout.strip() == "(IPv4Address('11.0.0.1'),)", result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[:2] == ["(IPv4Address('11.0.0.1'),)"] * 2, result.stderr
+    assert "11.0.0.1 special_address" in lines[2]
