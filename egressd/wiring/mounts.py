@@ -16,8 +16,7 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from egressd.wiring import identity, kernel
 from egressd.wiring.errors import WiringError
@@ -32,8 +31,7 @@ _IDMAP_HINT: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """The paths of one sandbox; all absolute and free of symbolic links. `writable` begins with the workspace."""
 
     writable: tuple[str, ...]

@@ -87,7 +87,7 @@ class Namespace:
         uid = identity.sandbox_uid(spec.uid)
         made = cls(spec, paths, os.getuid() if uid is None else uid, changes_uid=uid is not None)
         request = {
-            "view": {name: list(getattr(paths, name)) for name in paths.__slots__},
+            "view": paths._asdict(),
             "uid": uid,
             "gid": uid,
             "nflog_group": spec.nflog_group,

@@ -8,7 +8,6 @@ everything is dropped.
 """
 
 import shlex
-from dataclasses import dataclass, field
 from typing import Final, Literal
 
 Family = Literal[4, 6]
@@ -110,10 +109,10 @@ def _nflog_packets(saved: str) -> int:
     return -1
 
 
-@dataclass(slots=True)
 class _Table:
-    policies: dict[str, str] = field(default_factory=dict)
-    rules: dict[str, list[str]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.policies: dict[str, str] = {}
+        self.rules: dict[str, list[str]] = {}
 
 
 def _parse(text: str) -> dict[str, _Table]:
