@@ -35,7 +35,8 @@ class DroppedPacket:
 
     `family` is 4 or 6, or 0 when the IP header could not be read (addresses are then empty). `protocol` is the IANA
     number, after IPv6 extension headers; -1 if unknown. Ports and ICMP type are None where the packet has none or they
-    were cut off. `uid` is the sender's as our own user namespace sees it. `length` is the IP length, in bytes.
+    were cut off. `uid` is the sender's as the user namespace that made the
+    socket sees it: in the namespace wiring 0 is the sandbox, no more than that. `length` is the IP length, in bytes.
     """
 
     family: int
