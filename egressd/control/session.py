@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,8 @@ _EXPLAIN = ip_address("198.18.0.2")
 _PASSED = ("PATH", "USER", "SHELL", "TERM", "LANG", "TZ")
 """What the command gets of the caller's environment, besides LC_* and what `--env` names."""
 TRUST_INSIDE = "/run/egressd-trust"
+_CERTS = "/etc/ssl/certs"
+"""Where OpenSSL and GnuTLS of Debian and its kin look by themselves; elsewhere the bundle files and variables must do."""
 
 
 class NotReady(Exception):
@@ -198,6 +201,10 @@ class Session:
         env.setdefault("PATH", "/usr/local/bin:/usr/bin:/bin")
         env |= {"HOME": home, "EGRESSD_SANDBOX": self.id}
         env |= trust_environment(TRUST_INSIDE)
+        if os.path.isdir(_CERTS):
+            env["SSL_CERT_DIR"] = _CERTS
+        else:
+            del env["SSL_CERT_DIR"]
         for text in self._request.env:
             name, equals, value = text.partition("=")
             if not name:
@@ -275,7 +282,8 @@ class Session:
 
 def _trusted(trust: Trust) -> dict[str, str]:
     """Return what of the host's trust stores is covered by ours, by path inside."""
-    covered = {f"{TRUST_INSIDE}/{path.name}": path for path in (trust.certificate, trust.bundle, trust.java)}
+    covered = {_CERTS: trust.certs} if os.path.isdir(_CERTS) else {}
+    covered |= {f"{TRUST_INSIDE}/{path.name}": path for path in (trust.certificate, trust.bundle, trust.java)}
     covered |= {str(path): trust.bundle for path in system_bundle_paths()}
     covered |= {str(path): trust.java_default for path in java_store_paths()}
     return {inside: str(path) for inside, path in covered.items()}

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from egressd.control.ca import Authority, issue_worker_intermediate
+from egressd.control.host import local_addresses
 from egressd.control.sandboxes import SandboxState
 from egressd.gate.channel import (
     TO_CONTROL,
@@ -207,7 +208,11 @@ class Supervisor:
         identity = Identity(uid=WORKER_UID, gid=WORKER_UID) if _may_become(WORKER_UID) else None
         issuer = sealed(self._issuer(worker))
         try:
-            channel.send(Configure(worker=name, settings=self._settings, identity=identity), (issuer,))
+            own = local_addresses()
+            channel.send(
+                Configure(worker=name, settings=self._settings, identity=identity, own_addresses=own),
+                (issuer,),
+            )
         finally:
             os.close(issuer)
         self._worker = worker

@@ -68,6 +68,7 @@ def view(spec: SandboxSpec) -> View:
         protected=_own_code(),
         hidden=_hidden(spec),
         emptied=EMPTIED,
+        replaced=_replaced(spec),
     )
     _check(spec, result)
     return result
@@ -217,6 +218,20 @@ def _check_mask(given: str, real: str, paths: View) -> None:
         raise WiringError("run", f"{given} is reached through a link that the sandbox could change", hint)
 
 
+def _replaced(spec: SandboxSpec) -> tuple[tuple[str, str], ...]:
+    found = []
+    for inside, outside in spec.trust.items():
+        if not os.path.isdir(outside):
+            continue
+        real = os.path.realpath(inside)
+        if not os.path.isdir(real) or real == "/" or _on_tmpfs(real, spec):
+            raise WiringError(
+                "run", f"{inside} is no directory of the system whose content could be replaced"
+            )
+        found.append((real, _existing(outside, f"what replaces {inside}")))
+    return tuple(found)
+
+
 def _files(spec: SandboxSpec) -> dict[str, bytes]:
     """Files whose content the sandbox sees instead of the host's: {path inside: content}.
 
@@ -238,6 +253,8 @@ def _files(spec: SandboxSpec) -> dict[str, bytes]:
         if os.path.exists(target) or _on_tmpfs(target, spec):
             files[target] = content
     for inside, outside in spec.trust.items():
+        if os.path.isdir(outside):
+            continue
         target = os.path.realpath(inside)
         if not os.path.exists(target) and not _on_tmpfs(target, spec):
             raise WiringError("run", f"{inside} does not exist, so nothing can be put in its place")

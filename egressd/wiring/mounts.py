@@ -42,6 +42,8 @@ class View(NamedTuple):
     hidden: tuple[str, ...]
     emptied: tuple[str, ...]
     """Directories that bubblewrap will replace by empty ones, so that nothing in them needs a mask."""
+    replaced: tuple[tuple[str, str], ...] = ()
+    """Directories of the system that show another's content: (path inside, host directory whose content it is)."""
 
 
 def within(path: str, directory: str) -> bool:
@@ -69,6 +71,7 @@ def arrange(view: View, owner: tuple[int, int] | None, live_sockets: Iterable[st
         _uncover_proc()
         brought = sorted({*view.writable, *view.readonly, *view.sockets}, key=_depth)
         trees = {path: _copy(path, owner, writable=path in view.writable) for path in brought}
+        replacing = {inside: _copy(outside, None, writable=False) for inside, outside in view.replaced}
         covers = _covers(view, brought, owner)
         for cover in covers:
             kernel.mount("tmpfs", cover, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=0755,size=1m")
@@ -78,6 +81,9 @@ def arrange(view: View, owner: tuple[int, int] | None, live_sockets: Iterable[st
         for path, tree in trees.items():
             _ensure_point(path, tree, covers)
             kernel.attach_tree(tree, path)
+            os.close(tree)
+        for inside, tree in replacing.items():
+            kernel.attach_tree(tree, inside)
             os.close(tree)
         _close_off(view, live)
     except OSError as error:

@@ -27,7 +27,7 @@ class SandboxSpec:
     `workspace` is writable and the command's working directory. `home` is the caller's home directory: it becomes an
     empty writable one, because it holds ssh keys, cloud credentials and shell start-up files. `uid` matters to root
     only: the host uid (and gid) of the sandbox, SANDBOX_UID if None. `masks` are hidden wherever they lie. `trust` maps
-    a path inside to the host's file whose content appears there, read-only.
+    a path inside to the host's file or directory whose content appears there, read-only.
     """
 
     workspace: str

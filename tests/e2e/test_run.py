@@ -159,6 +159,20 @@ def test_real_tools_work_inside(stand: Stand) -> None:
     assert "lab_hello" in ran.stdout
 
 
+def test_clients_that_know_only_the_systems_store_trust_us(stand: Stand) -> None:
+    url = "https://api.lab-origin.com/n"
+    bare = "env -i PATH=$PATH"
+    ran = stand.run(
+        sh(
+            f"{bare} curl -sS {url}; {bare} /usr/bin/python3 -c "
+            f"'import urllib.request as u; print(u.urlopen(\"{url}\").read().decode())'; "
+            "openssl verify -CApath /etc/ssl/certs /run/egressd-trust/ca.crt; touch /etc/ssl/certs/x"
+        )
+    )
+    assert ran.stdout == "11\n/run/egressd-trust/ca.crt: OK\n", ran
+    assert "Read-only" in ran.stderr
+
+
 def test_a_push_and_another_owners_repository_are_refused_readably(stand: Stand) -> None:
     ran = stand.run(sh("git clone -q https://github.com/other/private"))
     assert ran.returncode == 128
