@@ -60,9 +60,11 @@ class Conduit:
         """Have `data` written to the upstream at the next flush."""
         self._up.append(data)
 
-    def withhold(self) -> None:
-        """Forget what was not yet written to the upstream."""
+    def withhold(self) -> int:
+        """Forget what was not yet written to the upstream; returns how many bytes that was."""
+        count = sum(map(len, self._up))
         self._up.clear()
+        return count
 
     def flush(self) -> None:
         """Write what there is, in one piece for each side."""

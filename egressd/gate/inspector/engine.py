@@ -94,11 +94,11 @@ class Engine:
         live = self.connection.sandbox.live
         live.add(self)
         try:
+            self._conduit.open()  # which tells nothing before this returns to the loop
+            self._arm()
             self._feed(events.Start())
             if first:
                 self._feed(events.DataReceived(self._client, first))
-            self._conduit.open()
-            self._arm()
             await self._over
         except asyncio.CancelledError:
             self.cut(Reason.SHUTDOWN)
@@ -379,7 +379,7 @@ class Engine:
     def _answer(self, exchange: Exchange, ended: Reason, detail: str | None = None) -> None:
         """Write the exchange's refusal instead of a response, and leave."""
         assert exchange.refusal is not None
-        self._conduit.withhold()
+        exchange.up -= self._conduit.withhold()
         self._conduit.to_client(exchange.refusal.to_http1(head_only=exchange.method == "HEAD"))
         exchange.end(ended, detail)
         self._leave()
@@ -389,10 +389,9 @@ class Engine:
         if not self._is_open():
             return
         traceback.print_exception(error, limit=8, file=sys.stderr)
-        self._conduit.withhold()
         try:
-            if self._exchange is None:
-                self._exchange = Exchange(self.connection)
+            self._exchange = self._exchange or Exchange(self.connection)
+            self._exchange.up -= self._conduit.withhold()
             self._failed(Reason.INTERNAL_ERROR, type(error).__name__)
         except Exception:  # noqa: BLE001 # not even that: then nothing is said at all
             self.cut(Reason.INTERNAL_ERROR)

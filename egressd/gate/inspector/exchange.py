@@ -117,8 +117,10 @@ class Exchange:
         if self.ended:
             return
         self.ended = True
-        if not self.decided:
-            self.deny(Decision("deny", reason if reason not in _ENDINGS else Reason.INTERNAL_ERROR), detail)
+        if not self.decided:  # and nobody was told anything
+            self.decided, self.admitted, self.refusal, self.status = True, False, None, None
+            self.decision = Decision("deny", reason if reason not in _ENDINGS else Reason.INTERNAL_ERROR)
+            self.connection.services.recorder.put(self.decision_record(detail))
         record = self._record("end")
         record.reason = reason.value
         record.status = self.status

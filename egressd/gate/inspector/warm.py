@@ -68,16 +68,16 @@ def warm(settings: Settings | None = None) -> None:
     """Carry one allowed and one refused exchange between socket pairs, and read the certificates that upstreams
     are verified by.
 
-    `settings` are the ones that will be used (`upstream_ca`). Raises RuntimeError when the engine does not do
+    The certificates are read only if `settings` are given (`upstream_ca`). Raises RuntimeError when the engine does not do
     what it should: better here than at the first request. Not to be called while an event loop runs.
     """
-    settings = settings or Settings()
-    trusted(settings.upstream_ca)
+    if settings is not None:
+        trusted(settings.upstream_ca)
     parse_name("xn--bcher-kva.example")  # the punycode codec
     for codec in ("idna", "punycode", "latin_1", "unicode_escape"):
         "a".encode(codec).decode(codec)
     with asyncio.Runner() as runner:
-        said = runner.run(_exchange(settings))
+        said = runner.run(_exchange(settings or Settings()))
     if not (said.startswith(b"HTTP/1.1 100 ") and b"\r\nok\r\n" in said and b"authority_mismatch" in said):
         raise RuntimeError("the HTTP engine does not work")
 
