@@ -18,21 +18,20 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from mitmproxy.connection import Client, ConnectionState
+from mitmproxy.connection import ConnectionState
 from mitmproxy.connection import Server as ServerConnection
 from mitmproxy.proxy import commands, events
-from mitmproxy.proxy.context import Context
 
 from egressd.gate.connection import Connection
 from egressd.gate.inspector import outcomes
 from egressd.gate.inspector.addon import PolicyAddon, exchange_of
 from egressd.gate.inspector.conduit import Conduit
+from egressd.gate.inspector.deadlines import Deadlines
 from egressd.gate.inspector.exchange import Exchange
-from egressd.gate.inspector.layers import OPTIONS, InspectorLayer
+from egressd.gate.inspector.layers import InspectorLayer, client_of, context_of
 from egressd.gate.inspector.upstream import Opened, OpenFailed, open_upstream, reason_of
 from egressd.gate.tls.stream import ByteStream
 from egressd.policy.attempt import Decision
-from egressd.policy.names import format_host
 from egressd.policy.reasons import Reason
 
 HOOK_TIMEOUT: Final = 30.0
@@ -40,8 +39,6 @@ HOOK_TIMEOUT: Final = 30.0
 
 READ_AHEAD: Final = 64 * 1024
 """Bytes of later, pipelined requests that are kept while one is being answered, beyond one head."""
-
-_FLUSH_CHECK: Final = 1.0
 
 
 class _Phase(enum.Enum):
@@ -61,10 +58,10 @@ class Engine:
         self._conduit = Conduit(stream, self)
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()
-        self._client = _client(connection, stream)
+        self._client = client_of(connection, stream)
         self._server: ServerConnection | None = None
         self._layer = InspectorLayer(
-            _context(connection, self._client), connection.services.settings.head_bytes
+            context_of(connection, self._client), connection.services.settings.head_bytes
         )
         self._phase = _Phase.OPEN
         self._queue: deque[events.Event] = deque()
@@ -72,8 +69,7 @@ class Engine:
         self._tasks: set[asyncio.Task[None]] = set()
         self._exchange: Exchange | None = None
         self._early = False  # the response is complete, its request is not
-        self._timer: asyncio.TimerHandle | None = None
-        self._since = self._active = self._loop.time()
+        self._deadlines = Deadlines(connection.services.settings, lambda: self._guard(self._overdue))
         self._steps: dict[type[commands.Command], Callable[[Any], None]] = {
             commands.SendData: self._send,
             commands.OpenConnection: self._open,
@@ -95,7 +91,7 @@ class Engine:
         live.add(self)
         try:
             self._conduit.open()  # which tells nothing before this returns to the loop
-            self._arm()
+            self._deadlines.await_head()
             self._feed(events.Start())
             if first:
                 self._feed(events.DataReceived(self._client, first))
@@ -125,7 +121,7 @@ class Engine:
         """Feed what arrived."""
         if not self._is_open():
             return
-        self._active = self._loop.time()
+        self._deadlines.moved()
         if stream is self._conduit.client:
             if self._tasks:
                 self._conduit.hold()  # a decision or a dial is pending: what comes now would only pile up
@@ -164,7 +160,7 @@ class Engine:
 
     def on_resume(self, _: ByteStream) -> None:
         """Go on reading from the other side."""
-        self._active = self._loop.time()
+        self._deadlines.moved()
         self._steer()
 
     def _upstream_ended(self, *, clean: bool) -> None:
@@ -255,7 +251,7 @@ class Engine:
         opening = command.name == "requestheaders"
         if opening:
             self._exchange = Exchange(self.connection)  # even a hook that raises at once leaves a record
-            self._arm()
+            self._deadlines.await_bytes()
         work = hook(flow) if hook is not None else None
         if opening:
             self._exchange = exchange_of(flow)
@@ -328,8 +324,7 @@ class Engine:
         dropped = self._layer.sandbox_side.trailers_dropped
         exchange.end(Reason.COMPLETED, "request trailers dropped" if dropped else None)
         self._exchange = None
-        self._since = self._loop.time()
-        self._arm()
+        self._deadlines.await_head()
 
     def _end_early(self) -> None:
         """The origin has answered and wants no more of the request (RFC 9112 §9.3): the client shall see that and stop."""
@@ -386,9 +381,12 @@ class Engine:
 
     def _crashed(self, error: Exception) -> None:
         """Fail closed, and tell the operator."""
-        if not self._is_open():
+        if self._phase is _Phase.OVER:
             return
         traceback.print_exception(error, limit=8, file=sys.stderr)
+        if not self._is_open():
+            self.cut(Reason.INTERNAL_ERROR)
+            return
         try:
             self._exchange = self._exchange or Exchange(self.connection)
             self._exchange.up -= self._conduit.withhold()
@@ -418,16 +416,16 @@ class Engine:
         self._queue.clear()
         self._stop_tasks()
         self._server = None
-        self._active = self._loop.time()
+        self._deadlines.stop()
         if not self._conduit.leave():
-            self._arm()
+            self._deadlines.moved()
+            self._deadlines.await_reader()
 
     def _finish(self) -> None:
         self._phase = _Phase.OVER
         self._queue.clear()
         self._stop_tasks()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._deadlines.stop()
         if not self._over.done():
             self._over.set_result(None)
 
@@ -443,31 +441,12 @@ class Engine:
             limit = READ_AHEAD + self.connection.services.settings.head_bytes
             self._conduit.steer(pending=bool(self._tasks), full=kept > limit)
 
-    def _arm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_at(self._deadline(), self._tick)
-
-    def _deadline(self) -> float:
-        settings = self.connection.services.settings
-        if self._phase is _Phase.LEAVING:
-            return self._loop.time() + _FLUSH_CHECK
-        if self._exchange is None:
-            return self._since + settings.head_timeout
-        return self._active + settings.idle_timeout
-
-    def _tick(self) -> None:
-        """Something may be overdue."""
-        if self._phase is _Phase.LEAVING:
-            self._guard(self._go_on_leaving)
-        elif self._is_open() and self._deadline() > self._loop.time():
-            self._arm()
-        elif self._is_open():
-            self._guard(self._overdue)
-
     def _overdue(self) -> None:
-        if self._exchange is not None:
-            waiting = self._layer.sandbox_side.request_done and not self._layer.sandbox_side.begun
+        if self._phase is _Phase.LEAVING:
+            self._go_on_leaving()
+        elif self._exchange is not None:
+            side = self._layer.sandbox_side
+            waiting = side.request_done and not side.begun
             reason = Reason.UPSTREAM_TIMEOUT if waiting else Reason.IDLE_TIMEOUT
             self._failed(reason, "no bytes in either direction")
         elif self._layer.sandbox_side.buf:
@@ -481,31 +460,9 @@ class Engine:
         if left:
             return
         if left is False:
-            self._active = self._loop.time()
-        if self._loop.time() - self._active > self.connection.services.settings.idle_timeout:
+            self._deadlines.moved()
+        if self._deadlines.idle:
             self._conduit.abort()
             self._finish()
         else:
-            self._arm()
-
-
-def _client(connection: Connection, stream: ByteStream) -> Client:
-    """The sandbox's side in mitmproxy's terms. Peer addresses are never identity here, so there are none."""
-    return Client(
-        peername=("sandbox", 0),
-        sockname=("egressd", connection.destination.port),
-        state=ConnectionState.OPEN,
-        tls=connection.tls,
-        sni=connection.sni,
-        alpn=stream.alpn,
-        cipher=stream.cipher,
-    )
-
-
-def _context(connection: Connection, client: Client) -> Context:
-    """What the layers are told: who asks, and where the connection leads if no request says otherwise."""
-    context = Context(client, OPTIONS)  # type: ignore[arg-type]  # a view of what the layers read: layers.Options
-    host = format_host(connection.host).strip("[]") if connection.host is not None else ""
-    context.server.address = (host, connection.destination.port)
-    context.server.tls = connection.tls
-    return context
+            self._deadlines.await_reader()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from ipaddress import ip_address
 
+from mitmproxy.connection import Client, ConnectionState
 from mitmproxy.connection import Server as ServerConnection
 from mitmproxy.proxy import commands, events
 from mitmproxy.proxy.context import Context
@@ -23,9 +24,11 @@ from mitmproxy.proxy.layers.http import (
     RegisterHttpConnection,
 )
 
+from egressd.gate.connection import Connection
 from egressd.gate.inspector import http1
 from egressd.gate.inspector.addon import exchange_of
 from egressd.gate.inspector.exchange import Exchange
+from egressd.gate.tls.stream import ByteStream
 from egressd.policy.names import format_host
 
 
@@ -138,3 +141,25 @@ class InspectorLayer(HttpLayer):
             return False
         exchange.upstream = peer
         return True
+
+
+def client_of(connection: Connection, stream: ByteStream) -> Client:
+    """The sandbox's side in mitmproxy's terms. Peer addresses are never identity here, so there are none."""
+    return Client(
+        peername=("sandbox", 0),
+        sockname=("egressd", connection.destination.port),
+        state=ConnectionState.OPEN,
+        tls=connection.tls,
+        sni=connection.sni,
+        alpn=stream.alpn,
+        cipher=stream.cipher,
+    )
+
+
+def context_of(connection: Connection, client: Client) -> Context:
+    """What the layers are told: who asks, and where the connection leads if no request says otherwise."""
+    context = Context(client, OPTIONS)  # type: ignore[arg-type]  # a view of what the layers read, as said there
+    host = format_host(connection.host).strip("[]") if connection.host is not None else ""
+    context.server.address = (host, connection.destination.port)
+    context.server.tls = connection.tls
+    return context

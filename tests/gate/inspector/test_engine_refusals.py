@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 
 import pytest
 
@@ -283,6 +284,7 @@ def test_a_denied_upload_is_answered_at_once_and_the_answer_arrives(framing: str
     run(test())
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 @pytest.mark.parametrize("tool", [["-T", "-"], ["--data-binary", "@-"]])
 def test_curl_shows_the_answer_to_a_denied_upload(tool: list[str]) -> None:
     async def test() -> None:
