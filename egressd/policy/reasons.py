@@ -17,6 +17,7 @@ class Reason(StrEnum):
     GRANT = "grant"
     OBSERVED = "observed"
     EXPLAINED = "explained"
+    INTERNAL_PAGE = "internal_page"
     # the rules said no
     NOT_ALLOWED = "not_allowed"
     DENIED_BY_RULE = "denied_by_rule"
@@ -118,6 +119,7 @@ WORDS: dict[Reason, Words] = {
     Reason.GRANT: Words("an approval allows this for a while", "", 200),
     Reason.OBSERVED: Words("no rule allows this; the profile only observes", "", 200),
     Reason.EXPLAINED: Words("the name is denied and leads to a page that says so", "", 200),
+    Reason.INTERNAL_PAGE: Words("egressd itself answers this, for this sandbox alone", "", 200),
     Reason.NOT_ALLOWED: Words("no rule of this sandbox allows this destination", _ASK),
     Reason.DENIED_BY_RULE: Words(
         "a rule of this sandbox denies this destination", "Use another source; this one is denied on purpose."
