@@ -82,7 +82,7 @@ class PolicyAddon:
         exchange.host_raw = b", ".join((*hosts, authority) if authority else hosts).decode("latin-1") or None
         if connection.sandbox.revoked:
             return Decision("deny", Reason.REVOKED), None
-        per_request = connection.channel == "absolute" and connection.decision is not DENIED
+        per_request = connection.channel == "absolute" and connection.decision != DENIED
         if not connection.decision.allowed and not per_request:
             return connection.decision, None
         names = Names(
@@ -98,6 +98,9 @@ class PolicyAddon:
         exchange.bound = bound
         if bound.authority in hosts:
             exchange.host_raw = None
+        own = (bound.host, bound.port) == (connection.host, connection.destination.port)
+        if own and not connection.decision.allowed:
+            return connection.decision, None
         return self._decide(request, exchange, fields)
 
     def _decide(

@@ -28,6 +28,12 @@ def test_requests_of_one_client_share_one_upstream() -> None:
         async with laboratory(origin) as lab:
             client = await lab.dial()
             assert [(await client.ask("GET /n")).body for _ in range(5)] == [b"1", b"2", b"3", b"4", b"5"]
+            layer = lab.engines[0]._layer
+            assert (layer.streams, layer.command_sources, len(layer.connections)) == (
+                {},
+                {},
+                2,
+            )  # nothing piles up
             await client.over()
             assert origin.connections == len(lab.dialer.dials) == 1
             assert lab.records.decisions() == [("allow", "rule")] * 5
