@@ -17,6 +17,9 @@ class Live(Protocol):
     def cut(self, reason: Reason) -> None:
         """End it at once, on both sides, and see that its `end` record gives `reason`."""
 
+    def rejudge(self, now: float) -> None:
+        """Judge what is open again by the sandbox's policy at `now` (Unix seconds); cut what may no longer live."""
+
 
 @dataclass(slots=True)
 class Sandbox:

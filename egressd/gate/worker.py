@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import resource
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -75,9 +77,26 @@ class _Tenant:
         self.dns: DnsServer | None = None
         self.closers: list[Callable[[], None]] = []
         self.visits: set[asyncio.Task[None]] = set()
+        self.timer: asyncio.TimerHandle | None = None
+
+    def rejudge(self) -> None:
+        """Judge every open flow again, now and whenever something of the policy expires."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        if self.sandbox.revoked:
+            return
+        now = time.time()
+        for live in tuple(self.sandbox.live):
+            live.rejudge(now)
+        left = self.sandbox.policy.next_change(now) - now
+        if left < math.inf:  # looked at hourly at the latest: the wall clock may be set
+            self.timer = asyncio.get_running_loop().call_later(min(left, 3600.0), self.rejudge)
 
     async def close(self, reason: Reason) -> None:
         """End every flow and listener; returns once the end records are handed over."""
+        if self.timer is not None:
+            self.timer.cancel()
         self.sandbox.revoked = True
         for close in self.closers:
             close()
@@ -167,6 +186,7 @@ class Worker:
         for spec in message.listeners:
             sock = socket.socket(fileno=fds.pop(0))
             self._listen(spec, sock, tenant)
+        tenant.rejudge()
         self._send(Serving(sandbox=sandbox.id))
 
     def _listen(self, spec: ListenerSpec, sock: socket.socket, tenant: _Tenant) -> None:
@@ -200,6 +220,7 @@ class Worker:
         for sandbox in message.sandboxes:
             if (tenant := self._tenants.get(sandbox)) is not None:
                 tenant.sandbox.policy = policy
+                tenant.rejudge()
         self._send(Adopted(sandboxes=message.sandboxes, policy=policy.digest))
 
     async def _revoke(self, message: Revoke) -> None:

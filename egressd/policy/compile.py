@@ -124,6 +124,14 @@ class CompiledPolicy:
         """Say whether a default deny is only noted at this time."""
         return self.effective.mode == "observe" and now < self.observe_end
 
+    def next_change(self, now: float) -> float:
+        """Return the Unix second at which something of the policy next expires, infinity when nothing will."""
+        ends = [
+            self.observe_end,
+            *(end_of(entry.expires) for entry in self.effective.entries if entry.expires),
+        ]
+        return min((end for end in ends if end > now), default=math.inf)
+
     def levels_of_name(self, name: Name) -> list[Level]:
         """Return the rules that speak of `name`, by level; expired ones are still among them."""
         text = ".".join(name)

@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from ipaddress import IPv4Address, ip_network
+from typing import Literal
 
 from egressd.gate.connection import Connection, Destination, Services
 from egressd.gate.dialer import DialFailed
@@ -79,6 +80,23 @@ class Visit:
         self._cut = self._cut or reason
         if self._task is not None:
             self._task.cancel()
+
+    def rejudge(self, now: float) -> None:
+        """Cut opaque bytes that the rules no longer let pass, or no longer to this address, or not as they pass.
+
+        What is inspected is judged again by its engine, request by request.
+        """
+        connection, before = self.connection, self.connection.decision
+        if not self._allowed or before.treatment == "inspect" or connection.host is None:
+            return
+        scheme: Literal["https", "tcp"] = "https" if connection.tls else "tcp"
+        policy, port = connection.sandbox.policy, connection.destination.port
+        decision = decide(policy, ConnectionAttempt(connection.host, port, scheme), now)
+        lives = decision.allowed and decision.treatment == before.treatment
+        if lives and self._upstream is not None:
+            lives = permit_address(policy, decision, self._upstream, port=port, now=now) is None
+        if not lives:
+            self.cut(Reason.POLICY_CHANGED)
 
     async def run(self) -> None:
         """Carry the connection to its end; never raises but for a cancellation that is not a cut."""

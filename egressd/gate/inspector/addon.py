@@ -117,6 +117,7 @@ class PolicyAddon:
             upgrade=upgrade,
             body=_has_body(fields),
         )
+        exchange.attempt = attempt
         decision = decide(self.connection.sandbox.policy, attempt, time.time())
         if not decision.allowed:
             return decision, None
@@ -124,6 +125,9 @@ class PolicyAddon:
             return Decision("deny", Reason.METHOD_NOT_ALLOWED, decision.entry), "never forwarded"
         if upgrade is not None:
             return Decision("deny", Reason.UPGRADE_NOT_ALLOWED, decision.entry), f"upgrade to {upgrade[:32]}"
+        if decision.entry is not None and decision.entry.credential is not None:
+            # Never bare (law 7): the rule says that a credential goes with it, and nothing here can attach one.
+            return Decision("deny", Reason.CREDENTIAL_UNAVAILABLE, decision.entry), "no broker"
         if decision.treatment != "inspect":
             # Another entry won than for the connection, and it says that what passes is not to be opened.
             return Decision(

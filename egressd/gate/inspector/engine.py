@@ -112,6 +112,14 @@ class Engine:
         self._conduit.abort()
         self._finish()
 
+    def rejudge(self, now: float) -> None:
+        """End the exchange that the rules no longer allow: by an answer if none has begun, else by cutting it short.
+
+        Between exchanges there is nothing to judge: the next request is judged by the rules of its own time.
+        """
+        if self._is_open() and self._exchange is not None and not self._exchange.may_live(now):
+            self._guard(lambda: self._failed(Reason.POLICY_CHANGED, "judged again"))
+
     # what the streams tell (StreamOwner)
 
     def on_ready(self, stream: ByteStream) -> None:

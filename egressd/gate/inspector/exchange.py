@@ -12,8 +12,8 @@ from egressd.gate.connection import Connection
 from egressd.gate.inspector.binding import Bound
 from egressd.gate.inspector.refusal import Refusal, Refused, refuse_http
 from egressd.journal.record import Record, clip, new_id
-from egressd.policy.attempt import DENIED, Address, Decision
-from egressd.policy.decide import permit_address
+from egressd.policy.attempt import DENIED, Address, Decision, RequestAttempt
+from egressd.policy.decide import decide, permit_address
 from egressd.policy.names import format_host
 from egressd.policy.reasons import Reason
 
@@ -33,6 +33,7 @@ class Exchange:
     accept: str | None = None
     host_raw: str | None = None
     bound: Bound | None = None
+    attempt: RequestAttempt | None = None
     decision: Decision = DENIED
     admitted: bool = False
     refusal: Refusal | None = None
@@ -69,6 +70,18 @@ class Exchange:
             record.port = self.bound.port
             record.scheme = self.bound.scheme
         return record
+
+    def may_live(self, now: float) -> bool:
+        """Say whether this request, judged anew, may still go on, and at the address it goes to."""
+        if not self.admitted or self.attempt is None:
+            return not self.admitted
+        policy = self.connection.sandbox.policy
+        decision = decide(policy, self.attempt, now)
+        if not decision.allowed or decision.treatment != "inspect":
+            return False
+        if self.upstream is None:
+            return True
+        return permit_address(policy, decision, self.upstream, port=self.attempt.port, now=now) is None
 
     def permits(self, address: Address) -> Reason | None:
         """Say why this request may not go to `address`, None if it may (law 4)."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import socket
 import ssl
+import time
 from collections.abc import Callable
 from ipaddress import IPv4Address
 from typing import Any
@@ -57,8 +59,9 @@ class Recorder:
 class FakeDialer:
     """Hands out one end of a socket pair and counts the dials."""
 
-    def __init__(self, fault: Exception | DialFailed | None) -> None:
+    def __init__(self, fault: Exception | DialFailed | None, address: str) -> None:
         self.dials = 0
+        self.address = IPv4Address(address)
         self.dialed = asyncio.Event()
         self.fault = fault
         self.far: socket.socket | None = None
@@ -73,7 +76,7 @@ class FakeDialer:
         near.setblocking(False)
         self.far.setblocking(False)
         self.dialed.set()
-        return Dialed(near, IPv4Address("192.0.2.1"))
+        return Dialed(near, self.address)
 
 
 class Leaves:
@@ -108,20 +111,21 @@ class Scene:
         port: int = 443,
         revoked: bool = False,
         connections: int = 10,
+        address: str = "192.0.2.1",
     ) -> None:
         settings = Settings(
             first_bytes_timeout=0.2, head_timeout=0.2, idle_timeout=5, connections=connections
         )
         self.recorder = Recorder(audit)
-        self.dialer = FakeDialer(dial)
+        self.dialer = FakeDialer(dial, address)
         names = SyntheticNames()
         self.addresses = {}
         for host in ("pinned", "web", "raw"):
             name = (host, "example", "com")
-            address = names.reserve(name)
-            assert isinstance(address, IPv4Address)
+            reserved = names.reserve(name)
+            assert isinstance(reserved, IPv4Address)
             names.confirm(name)
-            self.addresses[host] = address
+            self.addresses[host] = reserved
         policy = compile_policy(EffectivePolicy(profile="p", entries=ENTRIES))
         self.sandbox = Sandbox("sbx-1", policy, names, Budget(settings), revoked=revoked)
         self.services = Services(settings, self.recorder, self.dialer, Leaves())  # type: ignore[arg-type]  # fakes
@@ -281,6 +285,52 @@ def test_a_relay_lets_the_server_speak_first(monkeypatch: pytest.MonkeyPatch) ->
     scene.play(monkeypatch, b"", act)
     assert scene.decisions() == [("allow", "rule")]
     assert [r.treatment for r in scene.recorder.records if r.event == "decision"] == ["relay"]
+
+
+@pytest.mark.parametrize(
+    ("entries", "lives"),
+    [
+        pytest.param(ENTRIES, True, id="the same rules"),
+        pytest.param(ENTRIES[1:], False, id="the rule is gone"),
+        pytest.param(
+            (ENTRIES[0].model_copy(update={"expires": dt.date(2020, 1, 1)}),),
+            False,
+            id="the rule has expired",
+        ),
+        pytest.param(
+            (ENTRIES[0].model_copy(update={"addresses": ("198.51.100.0/24",)}),),
+            False,
+            id="the address lies outside",
+        ),
+        pytest.param(
+            (ENTRIES[0].model_copy(update={"treatment": "inspect"}),), False, id="it is to be inspected now"
+        ),
+        pytest.param(
+            (*ENTRIES, EffectiveEntry(id="no", place="p.yaml:9", effect="deny", hosts=("*.example.com",))),
+            False,
+            id="a deny was added",
+        ),
+    ],
+)
+def test_an_open_tunnel_is_judged_again_when_the_rules_change(
+    monkeypatch: pytest.MonkeyPatch, entries: tuple[EffectiveEntry, ...], lives: bool
+) -> None:
+    async def act(scene: Scene, client: socket.socket, visit: Visit) -> None:
+        async with asyncio.timeout(5):
+            await scene.dialer.dialed.wait()
+            assert scene.dialer.far is not None
+            loop = asyncio.get_running_loop()
+            assert await loop.sock_recv(scene.dialer.far, 4096)  # the tunnel is open
+        scene.sandbox.policy = compile_policy(EffectivePolicy(profile="p", entries=entries))
+        for live in tuple(scene.sandbox.live):
+            live.rejudge(time.time())
+        client.shutdown(socket.SHUT_WR)
+        scene.dialer.far.close()
+
+    scene = Scene(destination="pinned", address="11.0.0.1")
+    scene.play(monkeypatch, PINNED, act)
+    ends = [r.reason for r in scene.recorder.records if r.event == "end"]
+    assert ends == ["completed" if lives else "policy_changed"]
 
 
 def test_a_cut_ends_a_tunnel_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
