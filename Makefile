@@ -35,10 +35,10 @@ soak: .venv/ready packages ## the tests that run for minutes
 	@$(BIN)/python -m pytest -m soak --timeout=1800 $(ARGS) || \
 	    { status=$$?; [ $$status = 5 ] && echo 'soak: no soak test exists yet, so nothing was shown.'; exit $$status; }
 
-image: ## the container image, by podman or docker
-	@engine=$$(command -v podman || command -v docker) || \
-	    { echo 'no podman and no docker.' >&2; echo 'hint: apt-get install podman' >&2; exit 3; }; \
-	"$$engine" build -f Containerfile -t egressd:dev .
+image: ## the container image, by podman, docker or buildah; BASE=… for another base
+	@engine=$$(command -v podman || command -v docker || command -v buildah) || \
+	    { echo 'no podman, docker or buildah.' >&2; echo 'hint: apt-get install podman' >&2; exit 3; }; \
+	"$$engine" build $(if $(BASE),--build-arg BASE=$(BASE)) -f Containerfile -t egressd:dev .
 
 clean: ## everything that make made
 	@rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
