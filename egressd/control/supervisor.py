@@ -210,7 +210,13 @@ class Supervisor:
         try:
             own = local_addresses()
             channel.send(
-                Configure(worker=name, settings=self._settings, identity=identity, own_addresses=own),
+                Configure(
+                    worker=name,
+                    settings=self._settings,
+                    identity=identity,
+                    own_addresses=own,
+                    certificate=self._authority.pem.decode("ascii"),
+                ),
                 (issuer,),
             )
         finally:

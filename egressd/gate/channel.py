@@ -46,13 +46,17 @@ class Identity(_Message):
 
 
 class Configure(_Message):
-    """Control → worker, first and once. Descriptor 0: the issuer (PEM certificate, key and chain)."""
+    """Control → worker, first and once. Descriptor 0: the issuer (PEM certificate, key and chain).
+
+    `certificate` is the authority's public certificate, PEM, for sandboxes that ask for it.
+    """
 
     type: Literal["configure"] = "configure"
     worker: str
     settings: Settings
     identity: Identity | None = None
     own_addresses: tuple[str, ...] = ()
+    certificate: str = ""
 
 
 class ListenerSpec(_Message):

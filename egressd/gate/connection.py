@@ -29,12 +29,13 @@ type Channel = Literal["transparent", "connect", "absolute"]
 
 @dataclass(slots=True)
 class Services:
-    """What every connection of a worker uses."""
+    """What every connection of a worker uses; `certificate` is the authority's public one, PEM."""
 
     settings: Settings
     recorder: Recorder
     dialer: Dialer
     leaves: Leaves
+    certificate: bytes = b""
 
 
 @dataclass(slots=True)

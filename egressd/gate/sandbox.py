@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from egressd.gate.denials import Denials
 from egressd.gate.dns.synthetic import SyntheticNames
 from egressd.gate.limits import Budget
 from egressd.policy.compile import CompiledPolicy
@@ -33,3 +34,4 @@ class Sandbox:
     traceparent: str | None = None
     live: set[Live] = field(default_factory=set)
     revoked: bool = False
+    denials: Denials = field(default_factory=Denials)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -44,6 +45,7 @@ from egressd.gate.channel import (
     unsealed,
 )
 from egressd.gate.connection import Services
+from egressd.gate.denials import Remembering
 from egressd.gate.dialer import Dialer
 from egressd.gate.dns import upstream
 from egressd.gate.dns.server import DnsServer
@@ -72,8 +74,11 @@ _CUT_TIMEOUT = 1.0
 class _Tenant:
     """A sandbox with everything of it that is open in this worker."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
+    def __init__(self, sandbox: Sandbox, services: Services) -> None:
         self.sandbox = sandbox
+        self.services = dataclasses.replace(
+            services, recorder=Remembering(services.recorder, sandbox.denials)
+        )
         self.dns: DnsServer | None = None
         self.closers: list[Callable[[], None]] = []
         self.visits: set[asyncio.Task[None]] = set()
@@ -107,13 +112,13 @@ class _Tenant:
         if self.visits:
             await asyncio.wait(self.visits, timeout=_CUT_TIMEOUT)
 
-    async def visit(self, client: socket.socket, services: Services, *, explicit: bool) -> None:
+    async def visit(self, client: socket.socket, *, explicit: bool) -> None:
         """Carry one accepted connection, known to `close` while it lasts."""
         task = asyncio.current_task()
         assert task is not None
         self.visits.add(task)
         try:
-            await Visit(client, self.sandbox, services, explicit=explicit).run()
+            await Visit(client, self.sandbox, self.services, explicit=explicit).run()
         finally:
             self.visits.discard(task)
 
@@ -179,9 +184,12 @@ class Worker:
         sandbox = Sandbox(
             message.sandbox, policy, names, Budget(settings), dict(message.labels), message.traceparent
         )
-        tenant = self._tenants[sandbox.id] = _Tenant(sandbox)
+        tenant = self._tenants[sandbox.id] = _Tenant(sandbox, self._services)
         tenant.dns = DnsServer(
-            sandbox, settings, self._recorder, lambda name, address: self._store(sandbox.id, name, address)
+            sandbox,
+            settings,
+            tenant.services.recorder,
+            lambda name, address: self._store(sandbox.id, name, address),
         )
         for spec in message.listeners:
             sock = socket.socket(fileno=fds.pop(0))
@@ -196,10 +204,10 @@ class Worker:
         elif spec.kind == "dns-tcp":
             tenant.dns.serve_tcp(sock)
         elif spec.kind == "nflog":
-            tenant.closers.append(PacketLog(sock, tenant.sandbox, self._recorder).close)
+            tenant.closers.append(PacketLog(sock, tenant.sandbox, tenant.services.recorder).close)
         else:
             explicit = spec.kind == "explicit"
-            acceptor = Acceptor(sock, lambda client: tenant.visit(client, self._services, explicit=explicit))
+            acceptor = Acceptor(sock, lambda client: tenant.visit(client, explicit=explicit))
             tenant.closers.append(acceptor.close)
 
     async def _store(self, sandbox: str, name: Name, address: IPv4Address) -> None:
@@ -289,7 +297,8 @@ def main(arguments: list[str]) -> int:
     resolver = Resolver(settings.dns_upstream, settings.dns_timeout)
     dialer = Dialer(resolver, settings.connect_timeout, own_addresses=own)
     identity = None if message.identity is None else (message.identity.uid, message.identity.gid)
-    services = Services(settings, recorder, dialer, Leaves(issuer, scratch=Path("/")))
+    leaves = Leaves(issuer, scratch=Path("/"))
+    services = Services(settings, recorder, dialer, leaves, message.certificate.encode("ascii"))
     isolation.isolate(identity, keep=(sock.fileno(),))
     reason = asyncio.run(Worker(services, recorder).run(sock))
     if reason != "closed":

@@ -7,7 +7,8 @@
 | ANY and other meta types | NOTIMP; zone transfers REFUSED | the same |
 | any other type | NODATA, `dns_type` | as AAAA; PTR is NXDOMAIN |
 
-Names that are never answered (floor, single labels, reverse, our own, unparsable) get NXDOMAIN in both modes.
+Names that are never answered (floor, single labels, reverse, unparsable) get NXDOMAIN in both modes. egressd's own name is
+answered like an allowed one, with an address that is always the same.
 Nothing here leads to a query upstream: an answer needs no more than the policy and the map of names.
 """
 
@@ -18,6 +19,7 @@ from dataclasses import dataclass, replace
 from ipaddress import IPv4Address
 from typing import Literal
 
+from egressd.gate import internal
 from egressd.gate.dns import message as wire
 from egressd.gate.dns.message import Answer, Malformed, Query
 from egressd.gate.dns.synthetic import SyntheticNames
@@ -108,7 +110,8 @@ def plan(message: bytes, judge: Judge, names: SyntheticNames, mode: Mode) -> Pla
     if isinstance(name, BadHost):
         return _error(base, Decision("deny", name.reason), wire.NXDOMAIN)
     base = replace(base, name=name, host_raw=None if format_name(name) == spelling else spelling)
-    floor = is_floor_name(name)  # before anything a rule says
+    # The floor comes before anything a rule says; our own name lies on it for rules, and is for the judge to know.
+    floor = is_floor_name(name) if name != internal.NAME else None
     decision = judge(name) if floor is None else Decision("deny", floor)
     if not decision.allowed:
         return _denied(base, query.qtype, decision, mode)
@@ -124,7 +127,7 @@ def _name(labels: tuple[bytes, ...]) -> Name | BadHost:
 
 def _allowed(base: Plan, name: Name, qtype: int, decision: Decision, names: SyntheticNames) -> Plan:
     if qtype == wire.A:
-        address = names.address_of(name)
+        address = names.address_of(name) if name != internal.NAME else internal.ADDRESS
         pending = replace(base, kind="reserve", outcome="address", decision=decision)
         return pending if address is None else pending.with_address(address)
     if qtype == wire.AAAA:

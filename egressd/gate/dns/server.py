@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address
 from typing import Any
 
+from egressd.gate import internal
 from egressd.gate.dns import gatekeeper
 from egressd.gate.dns import message as wire
 from egressd.gate.dns.gatekeeper import Plan
@@ -140,7 +141,8 @@ class DnsServer:
     def _judge(self, name: Name) -> Decision:
         if self._sandbox.revoked:
             return Decision("deny", Reason.REVOKED)
-        return decide(self._sandbox.policy, DnsQuestion(name), self._clock())
+        question = DnsQuestion(name)
+        return internal.judge(question) or decide(self._sandbox.policy, question, self._clock())
 
     def _over_budget(self, message: bytes, channel: Channel) -> Reply:
         """Refuse cheaply. REFUSED reads as a temporary failure; NXDOMAIN would deny names that exist."""

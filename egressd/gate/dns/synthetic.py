@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Address, IPv4Network
 
+from egressd.gate import internal
 from egressd.policy.attempt import Address, Name
 from egressd.policy.reasons import Reason
 
@@ -90,8 +91,8 @@ class SyntheticNames:
         yield from self._addresses.items()
 
     def touch(self, name: Name, root_id: str) -> None:
-        """Remember the latest query for a stored name, so that a connection to it joins that query's root."""
-        if name in self._addresses:
+        """Remember the latest query for a stored name or our own, so that a connection to it joins that query's root."""
+        if name in self._addresses or name == internal.NAME:
             self._roots[name] = root_id
 
     def root_of(self, name: Name) -> str | None:

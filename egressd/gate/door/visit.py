@@ -19,6 +19,7 @@ from collections.abc import Callable
 from ipaddress import IPv4Address, ip_network
 from typing import Literal
 
+from egressd.gate import internal
 from egressd.gate.connection import Connection, Destination, Services
 from egressd.gate.dialer import DialFailed
 from egressd.gate.door.arrival import Http, Tls, Unreadable, first_bytes, original_destination
@@ -182,7 +183,7 @@ class Visit:
         self.connection.destination = target = Destination(port=port, address=address)
         if isinstance(address, IPv4Address) and address in SYNTHETIC:
             names = self.connection.sandbox.names
-            target.proved = names.name_of(address)
+            target.proved = names.name_of(address) if address != internal.ADDRESS else internal.NAME
             self._explained = address == EXPLAIN
             if target.proved is None and not self._explained:
                 self._deny(Reason.SYNTHETIC_UNMAPPED)
@@ -265,7 +266,7 @@ class Visit:
             self._unreadable(arrival, host)
 
     def _judge(self, attempt: ConnectionAttempt) -> Decision:
-        return decide(self.connection.sandbox.policy, attempt, time.time())
+        return internal.judge(attempt) or decide(self.connection.sandbox.policy, attempt, time.time())
 
     def _any_scheme(self, host: Name | Address, port: int) -> bool:
         return any(self._judge(ConnectionAttempt(host, port, scheme)).allowed for scheme in ("https", "http"))

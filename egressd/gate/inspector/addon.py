@@ -14,12 +14,13 @@ from typing import Any, Final, cast
 
 from mitmproxy import http
 
+from egressd.gate import internal
 from egressd.gate.connection import Connection
 from egressd.gate.inspector.binding import Names, Unbound, bind
 from egressd.gate.inspector.exchange import Exchange
 from egressd.gate.inspector.fields import onward_request, onward_response
 from egressd.gate.inspector.head import Field
-from egressd.gate.inspector.refusal import Refusal
+from egressd.gate.inspector.refusal import Refusal, prefers_json
 from egressd.gate.recorder import AuditUnavailable
 from egressd.policy.attempt import DENIED, Decision, RequestAttempt
 from egressd.policy.decide import decide
@@ -60,6 +61,9 @@ class PolicyAddon:
         if not decision.allowed:
             flow.response = _as_response(exchange.deny(decision, detail))
             return None
+        if decision.reason is Reason.INTERNAL_PAGE:
+            flow.response = _as_response(exchange.answer(decision, self._own_page(exchange)))
+            return None
         exchange.decision = decision
         return self._admit(flow, exchange)
 
@@ -73,6 +77,19 @@ class PolicyAddon:
         flow.response.stream = True
 
     # the judgement
+
+    def _own_page(self, exchange: Exchange) -> internal.Page | internal.Unanswered:
+        assert exchange.attempt is not None
+        attempt = exchange.attempt
+        asked = internal.Asked(
+            attempt.method,
+            attempt.target,
+            prefers_json(exchange.accept),
+            attempt.body,
+            attempt.upgrade is not None,
+        )
+        connection = self.connection
+        return internal.answer(asked, connection.sandbox, connection.services.certificate, time.time())
 
     def _judge(self, flow: http.HTTPFlow, exchange: Exchange) -> tuple[Decision, str | None]:
         connection, request = self.connection, flow.request
@@ -118,6 +135,9 @@ class PolicyAddon:
             body=_has_body(fields),
         )
         exchange.attempt = attempt
+        own = internal.judge(attempt)
+        if own is not None:
+            return own, None
         decision = decide(self.connection.sandbox.policy, attempt, time.time())
         if not decision.allowed:
             return decision, None

@@ -347,7 +347,7 @@ class Engine:
         exchange = self._exchange
         assert exchange is not None
         refusal = exchange.refusal or exchange.refuse(Reason.INTERNAL_ERROR)
-        judged = exchange.decided and not exchange.decision.allowed
+        judged = exchange.decided and refusal.reason is exchange.decision.reason
         self._answer(exchange, Reason.COMPLETED if judged else refusal.reason)
 
     def _unread(self, reason: Reason, detail: str, method: bytes = b"", target: bytes = b"") -> None:

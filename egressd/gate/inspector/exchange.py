@@ -8,9 +8,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from egressd.gate import internal
 from egressd.gate.connection import Connection
 from egressd.gate.inspector.binding import Bound
-from egressd.gate.inspector.refusal import Refusal, Refused, refuse_http
+from egressd.gate.inspector.refusal import Refusal, Refused, answer_http, refuse_http
 from egressd.journal.record import Record, clip, new_id
 from egressd.policy.attempt import DENIED, Address, Decision, RequestAttempt
 from egressd.policy.decide import decide, permit_address
@@ -90,8 +91,11 @@ class Exchange:
             self.connection.sandbox.policy, self.decision, address, port=port, now=time.time()
         )
 
-    def refuse(self, reason: Reason) -> Refusal:
-        """Make and keep the response that says why this request was refused; nothing is recorded by it."""
+    def refuse(self, reason: Reason, own: internal.Unanswered | None = None) -> Refusal:
+        """Make and keep the response that says why this request was refused; nothing is recorded by it.
+
+        `own` are the particulars of a refusal by egressd's own pages.
+        """
         connection = self.connection
         refused = Refused(
             attempt_id=self.attempt_id,
@@ -100,6 +104,9 @@ class Exchange:
             port=self.bound.port if self.bound is not None else connection.destination.port,
             method=self.method,
             accept=self.accept,
+            status=own.status if own is not None else None,
+            hint=own.hint if own is not None else None,
+            allow=own.allow if own is not None else None,
         )
         self.admitted = False
         self.refusal = refuse_http(reason, refused)
@@ -109,11 +116,26 @@ class Exchange:
     def deny(self, decision: Decision, detail: str | None = None) -> Refusal:
         """Decide against the request, once: make its response and write its decision record."""
         refusal = self.refuse(decision.reason)
+        self._decided_by(decision, detail)
+        return refusal
+
+    def answer(self, allowed: Decision, answer: internal.Page | internal.Unanswered) -> Refusal:
+        """Answer the request as egressd itself, and write its decision record; it is never admitted, so nothing leaves."""
+        if isinstance(answer, internal.Unanswered):
+            refusal = self.refuse(answer.reason, answer)
+            self._decided_by(Decision("deny", answer.reason), "at egressd itself")
+            return refusal
+        self.admitted = False
+        self.refusal = answer_http(answer.content_type, answer.body, self.attempt_id)
+        self.status = self.refusal.status
+        self._decided_by(allowed, None)
+        return self.refusal
+
+    def _decided_by(self, decision: Decision, detail: str | None) -> None:
         self.decision = decision
         if not self.decided:
             self.decided = True
             self.connection.services.recorder.put(self.decision_record(detail))
-        return refusal
 
     async def commit(self) -> None:
         """Write the decision record and return once it is written; raises AuditUnavailable, and then it counts as

@@ -32,6 +32,10 @@ class Refused:
     port: int | None = None
     method: str | None = None
     accept: str | None = None
+    status: int | None = None
+    hint: str | None = None
+    allow: str | None = None
+    """What the words of a reason cannot know: another status and hint, and for a 405 the methods that there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,28 +58,42 @@ class Refusal:
 def refuse_http(reason: Reason, refused: Refused) -> Refusal:
     """Return the response that tells a client of a refusal, in JSON or in plain text as its `accept` prefers."""
     words = WORDS[reason]
-    status = words.status if words.status >= 400 else 403
+    hint = words.hint if refused.hint is None else refused.hint
+    status = refused.status or (words.status if words.status >= 400 else 403)
     where = _where(refused)
     kind = "upstream error" if reason in _UPSTREAM else "denied"
     sentence = f"egressd: {kind}: {words.says}{': ' + where if where else ''} (reason {reason.value})"
     if prefers_json(refused.accept):
-        content_type, body = b"application/json", _json(reason, sentence, words.hint, refused)
+        content_type, body = b"application/json", _json(reason, sentence, hint, refused)
     else:
-        lines = [sentence, f"hint: {words.hint}" if words.hint else "", f"attempt: {refused.attempt_id}"]
+        lines = [sentence, f"hint: {hint}" if hint else "", f"attempt: {refused.attempt_id}"]
         content_type, body = (
             b"text/plain; charset=utf-8",
             "".join(f"{line}\n" for line in lines if line).encode("ascii"),
         )
-    fields = (
+    allow = ((b"allow", refused.allow.encode("ascii")),) if refused.allow is not None else ()
+    fields = _fields(reason, content_type, body, refused.attempt_id)
+    return Refusal(reason, status, sentence, (*allow, *fields), body)
+
+
+def answer_http(content_type: str, body: bytes, attempt_id: str) -> Refusal:
+    """Return the response that carries one of egressd's own pages."""
+    reason = Reason.INTERNAL_PAGE
+    return Refusal(reason, 200, "OK", _fields(reason, content_type.encode("ascii"), body, attempt_id), body)
+
+
+def _fields(
+    reason: Reason, content_type: bytes, body: bytes, attempt_id: str
+) -> tuple[tuple[bytes, bytes], ...]:
+    return (
         (b"content-type", content_type),
         (b"content-length", str(len(body)).encode()),
         (b"cache-control", b"no-store"),
         (b"x-content-type-options", b"nosniff"),
         (b"x-egressd-reason", reason.value.encode()),
-        (b"x-egressd-attempt", refused.attempt_id.encode()),
+        (b"x-egressd-attempt", attempt_id.encode()),
         (b"connection", b"close"),
     )
-    return Refusal(reason, status, sentence, fields, body)
 
 
 def prefers_json(accept: str | None) -> bool:

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from egressd.gate import internal
 from egressd.gate.dns import gatekeeper
 from egressd.gate.dns.gatekeeper import ALLOWED_TTL, Mode, Plan, plan
 from egressd.gate.dns.synthetic import FIRST, SyntheticNames
-from egressd.policy.attempt import Decision, Name
+from egressd.policy.attempt import Decision, DnsQuestion, Name
 from egressd.policy.names import parse_name
 from egressd.policy.reasons import Reason
 
@@ -25,6 +26,9 @@ MODES: tuple[Mode, ...] = ("explain", "nxdomain")
 
 
 def judge(name: Name) -> Decision:
+    own = internal.judge(DnsQuestion(name))
+    if own is not None:
+        return own
     if name in ALLOWED:
         return Decision("allow", Reason.RULE)
     if name == ("stripe", "test"):
@@ -61,6 +65,7 @@ def outcome(reply: dns.message.Message) -> str:
 
 
 EXPLAINED = "198.18.0.2 ttl 1"
+OWN = "198.18.0.3 ttl 60"
 SYNTHETIC = f"{FIRST} ttl {ALLOWED_TTL}"
 
 # id, name, type, verdict, reason, what the client sees: in explain mode, in nxdomain mode
@@ -170,7 +175,12 @@ ROWS = [
     ),
     ("META-05 its short form", "metadata", "A", "deny", "floor_metadata", "NXDOMAIN", "NXDOMAIN"),
     ("NAME-26 localhost", "localhost", "A", "deny", "floor_name", "NXDOMAIN", "NXDOMAIN"),
-    ("our own name", "egressd.internal", "A", "deny", "floor_name", "NXDOMAIN", "NXDOMAIN"),
+    ("our own name", "egressd.internal", "A", "allow", "internal_page", OWN, OWN),
+    ("our own name in capitals", "EGRESSD.Internal.", "A", "allow", "internal_page", OWN, OWN),
+    ("our own name has no IPv6", "egressd.internal", "AAAA", "allow", "internal_page", "NODATA", "NODATA"),
+    ("our own name has no text", "egressd.internal", "TXT", "deny", "dns_type", "NODATA", "NODATA"),
+    ("our own name has no HTTPS", "egressd.internal", "HTTPS", "deny", "dns_type", "NODATA", "NODATA"),
+    ("a name below our own", "x.egressd.internal", "A", "deny", "floor_name", "NXDOMAIN", "NXDOMAIN"),
     ("NAME-27 a name that ends in a number", "foo.0x4", "A", "deny", "bad_host", "NXDOMAIN", "NXDOMAIN"),
     ("NAME-27 an address as a name", "1.2.3.4", "A", "deny", "bad_host", "NXDOMAIN", "NXDOMAIN"),
     ("NAME-07 a NUL in a label", r"evil\000.allowed.test", "A", "deny", "bad_host", "NXDOMAIN", "NXDOMAIN"),

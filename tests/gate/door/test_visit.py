@@ -96,6 +96,7 @@ def hello(name: str) -> bytes:
     return outgoing.read()
 
 
+OWN = hello("egressd.internal")
 PINNED, WEB, RAW = (hello(f"{host}.example.com") for host in ("pinned", "web", "raw"))
 
 
@@ -239,7 +240,13 @@ def test_no_certificate_no_connection(
     [
         pytest.param({"destination": None}, b"", "no_original_dst", id="NET-19 the listener itself"),
         pytest.param({"destination": "198.18.77.1"}, b"", "synthetic_unmapped", id="a synthetic address of no name"),
-        pytest.param({"destination": "198.18.0.3"}, b"", "synthetic_unmapped", id="a reserved synthetic address"),
+        pytest.param({"destination": "198.18.0.4"}, b"", "synthetic_unmapped", id="a reserved synthetic address"),
+        pytest.param({"destination": "198.18.0.3", "port": 22}, b"SSH-2.0-x\r\n", "port_not_allowed", id="our own page's other ports"),
+        pytest.param({"destination": "198.18.0.3", "port": 8443}, OWN, "port_not_allowed", id="our own page's other ports, TLS"),
+        pytest.param({"destination": "198.18.0.3", "port": 80}, OWN, "scheme_not_allowed", id="TLS on our own page's http port"),
+        pytest.param({"destination": "198.18.0.3"}, WEB, "sni_mismatch", id="another server name at our own page"),
+        pytest.param({"destination": "198.18.0.3", "port": 80}, b"SSH-2.0-x\r\n", "unknown_protocol", id="our own page speaks HTTP"),
+        pytest.param({"destination": "198.18.0.3", "port": 80, "revoked": True}, b"", "revoked", id="a revoked sandbox's own page"),
         pytest.param({"destination": "pinned", "revoked": True}, b"", "revoked", id="a revoked sandbox"),
         pytest.param({"destination": "pinned", "connections": 0}, b"", "too_many_connections", id="DOS-01 over the budget"),
         pytest.param({"destination": "pinned"}, b"", "head_timeout", id="DOS-01 silence"),
