@@ -50,12 +50,19 @@ def _ca(app: typer.Typer) -> None:
     ca.register(app)
 
 
+def _demo(app: typer.Typer) -> None:
+    from egressd.cli import demo
+
+    demo.register(app)
+
+
 VERBS: dict[str, Callable[[typer.Typer], None]] = {
     "run": _run,
     "check": _check,
     "explain": _explain,
     "log": _log,
     "ca": _ca,
+    "demo": _demo,
 }
 """Every verb, in the order in which the help names them."""
 

@@ -57,6 +57,7 @@ _EVIL = Name(a=(topology.ATTACKER,), aaaa=(topology.ATTACKER_V6,), txt=("orders 
 
 ZONE: dict[str, Name] = {
     "pypi.org": Name(a=(topology.PYPI,)),
+    "pypi.mallory-lab.com": Name(a=(topology.PYPI,)),
     "files.pythonhosted.org": Name(a=(topology.PYTHONHOSTED,)),
     "upload.pypi.org": Name(a=(topology.PYPI_UPLOAD,)),
     "github.com": Name(a=(topology.GITHUB,)),

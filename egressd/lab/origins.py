@@ -35,6 +35,7 @@ class Web:
         python, npm = PythonIndex(), NpmRegistry()
         self._sites: dict[str, Handler] = {
             "pypi.org": python.index,
+            "pypi.mallory-lab.com": python.index,
             "files.pythonhosted.org": python.file,
             "registry.npmjs.org": npm.answer,
             "github.com": git.answer,

@@ -35,8 +35,12 @@ done
 """
 
 
+REPOSITORIES = ("acme/tools", "mallory/loot")
+"""Whoever asks may clone and push: the one that a rule names, and one that an attacker owns."""
+
+
 class GitHost:
-    """github.com with the public repository acme/tools; every other path asks for a login, as GitHub does."""
+    """github.com with public repositories; every other path asks for a login, as GitHub does."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -49,17 +53,19 @@ class GitHost:
         }
 
     def make(self) -> None:
-        """Makes the repository; raises CalledProcessError or OSError when git cannot."""
-        path = self._root / "acme" / "tools.git"
-        path.parent.mkdir(parents=True)
-        self._git("init", "-q", "--bare", "-b", "main", str(path))
-        self._git("-C", str(path), "fast-import", "--quiet", "--done", stdin=_HISTORY)
-        self._git("-C", str(path), "config", "http.receivepack", "true")
+        """Makes the repositories; raises CalledProcessError or OSError when git cannot."""
+        for name in REPOSITORIES:
+            path = self._root / f"{name}.git"
+            path.parent.mkdir(parents=True)
+            self._git("init", "-q", "--bare", "-b", "main", str(path))
+            self._git("-C", str(path), "fast-import", "--quiet", "--done", stdin=_HISTORY)
+            self._git("-C", str(path), "config", "http.receivepack", "true")
 
     async def answer(self, exchange: Exchange) -> None:
         """Hands one request to `git http-backend` and its answer back."""
         parts = exchange.seen.path.strip("/").split("/")
-        if len(parts) < 3 or parts[0] != "acme" or parts[1].removesuffix(".git") != "tools":
+        repository = "/".join(parts[:2]).removesuffix(".git")
+        if len(parts) < 3 or repository not in REPOSITORIES:
             await exchange.reply(401, b"login required\n", {"WWW-Authenticate": 'Basic realm="GitHub"'})
             return
         body = b""
@@ -69,7 +75,7 @@ class GitHost:
                 await exchange.reply(413, b"too large for the lab\n")
                 exchange.keep = False
                 return
-        environment = self._cgi(exchange, "/acme/tools.git/" + "/".join(parts[2:]), len(body))
+        environment = self._cgi(exchange, f"/{repository}.git/" + "/".join(parts[2:]), len(body))
         process = await asyncio.create_subprocess_exec(
             "git",
             "http-backend",
