@@ -312,6 +312,15 @@ class Lab:
         """Gives a TLS name a certificate of another kind (see `pki.KINDS`)."""
         self.ask("set_certificate", name=name, kind=kind)
 
+    def serve_folder(self, name: str, folder: Path, **entry: Any) -> None:
+        """Makes a host a site of the files below a folder; the fields are those of `names.Name` (default: the API's address)."""
+        self.set_name(name, **(entry or {"a": [topology.API]}))
+        self.ask("serve_folder", name=name, folder=str(folder))
+
+    def issue(self, name: str) -> str:
+        """Return a certificate for a name and its key, PEM, for a server run in `world`."""
+        return str(self.ask("issue", name=name))
+
     def ask(self, what: str, **arguments: Any) -> Any:
         """One question to the world's process. Raises LabError when it is gone or does not understand."""
         with self._lock:

@@ -11,7 +11,8 @@ import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from egressd.lab import topology
+from egressd.lab import containers, objects, topology
+from egressd.lab.folders import FolderSite
 from egressd.lab.http1 import Exchange, Handler, plain_address, serve_connection
 from egressd.lab.packages import NpmRegistry, PythonIndex
 from egressd.lab.pki import Authority
@@ -41,7 +42,12 @@ class Web:
             "github.com": git.answer,
             "deb.debian.org": debian,
             "security.debian.org": debian,
+            objects.BUCKET_HOST: objects.ObjectStore().answer,
         }
+        registry = containers.ContainerRegistry()
+        self._sites[containers.REGISTRY] = registry.registry
+        self._sites[containers.TOKENS] = registry.tokens
+        self._sites[containers.BLOBS] = registry.blobs
         self._api = Api(self.seen)
 
     async def handle(self, exchange: Exchange) -> None:
@@ -50,6 +56,10 @@ class Web:
             await metadata(exchange)
         else:
             await self._sites.get(exchange.seen.host, self._api.answer)(exchange)
+
+    def serve_folder(self, name: str, folder: Path) -> None:
+        """Answers for a host from now on with the files below a folder."""
+        self._sites[name] = FolderSite(folder).answer
 
     async def serve(self) -> None:
         """Listens on every address of the world until the loop ends."""

@@ -36,33 +36,39 @@ class Authority:
         self._leaf_key = ec.generate_private_key(ec.SECP256R1())
         self._root_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "egressd lab root")])
         self._root = self._make_root()
-        self._contexts: dict[tuple[str, str], ssl.SSLContext] = {}
+        self._contexts: dict[tuple[str, str, tuple[str, ...]], ssl.SSLContext] = {}
 
     def root_pem(self) -> bytes:
         """The root certificate, for the clients."""
         return self._root.public_bytes(serialization.Encoding.PEM)
 
-    def context(self, name: str) -> ssl.SSLContext:
+    def context(self, name: str, alpn: tuple[str, ...] = ("http/1.1",)) -> ssl.SSLContext:
         """The server context for a name, cached; the empty name stands for a client without SNI."""
         kind = self.kinds.get(name, "good")
-        made = self._contexts.get((name, kind))
+        made = self._contexts.get((name, kind, alpn))
         if made is None:
-            made = self._contexts[name, kind] = self._make_context(name, kind)
+            made = self._contexts[name, kind, alpn] = self._make_context(name, kind, alpn)
         return made
 
     def listening_context(self, alpn: tuple[str, ...] = ("http/1.1",)) -> ssl.SSLContext:
         """The context to listen with: it answers each hello with its name's own context."""
-        context = self._make_context("", "good")
-        context.set_alpn_protocols(list(alpn))
+        context = self._make_context("", self.kinds.get("", "good"), alpn)
 
         def by_name(tls: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
             # An exception here would end the handshake with an alert, and its traceback would be lost.
-            tls.context = self.context((name or "").lower())
+            tls.context = self.context((name or "").lower(), alpn)
             if name is not None:
                 self.sni[tls] = name.lower()
 
         context.sni_callback = by_name
         return context
+
+    def issue(self, name: str, kind: str = "good") -> bytes:
+        """A leaf and its key, PEM."""
+        key = self._leaf_key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        return self._leaf(name, kind).public_bytes(serialization.Encoding.PEM) + key
 
     def _make_root(self) -> x509.Certificate:
         now = datetime.datetime.now(datetime.UTC)
@@ -82,13 +88,11 @@ class Authority:
             .sign(self._root_key, hashes.SHA256())
         )
 
-    def _make_context(self, name: str, kind: str) -> ssl.SSLContext:
+    def _make_context(self, name: str, kind: str, alpn: tuple[str, ...]) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.set_alpn_protocols(["http/1.1"])
-        key = self._leaf_key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        pem = self._leaf(name, kind).public_bytes(serialization.Encoding.PEM) + key
+        if alpn:
+            context.set_alpn_protocols(list(alpn))
+        pem = self.issue(name, kind)
         descriptor = os.memfd_create(
             "leaf", os.MFD_CLOEXEC
         )  # the ssl module reads certificates from files only

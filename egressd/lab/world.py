@@ -62,6 +62,8 @@ class World:
             "forget": self.forget,
             "set_name": self.set_name,
             "set_certificate": self.set_certificate,
+            "serve_folder": self.serve_folder,
+            "issue": self.issue,
         }
 
     async def serve(self) -> None:
@@ -114,6 +116,14 @@ class World:
         if kind not in KINDS:
             raise ValueError(f"no such kind of certificate: {kind} (one of {', '.join(KINDS)})")
         self.authority.kinds[name.lower()] = kind
+
+    def serve_folder(self, name: str, folder: str) -> None:
+        """Makes a host a site of the files below a folder."""
+        self.web.serve_folder(name.lower(), Path(folder))
+
+    def issue(self, name: str) -> str:
+        """A good certificate and its key for a server of the owner's own."""
+        return self.authority.issue(name.lower()).decode()
 
     def _drain(self) -> None:
         for capture in self.captures:
