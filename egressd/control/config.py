@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from egressd.control.ca import CaPaths
 from egressd.control.paths import Paths, default_paths
+from egressd.gate.dns.servers import parse_upstream
 from egressd.gate.settings import Settings
 from egressd.rulefiles.document import Document, Node
 from egressd.rulefiles.problems import Code, Findings, Place, Problems, quoted
@@ -257,10 +258,8 @@ def _absolute(data: dict[str, Any], base: Path, prefix: str = "") -> dict[str, A
 
 
 def _check_dns_upstream(text: str, name: str, findings: Findings) -> None:
-    if text == "system":
+    if text == "system":  # resolv.conf is the worker's to read
         return
-    from egressd.gate.dns.upstream import parse_upstream  # 50 ms of imports that most commands do without
-
     try:
         parse_upstream(text)
     except ValueError as error:

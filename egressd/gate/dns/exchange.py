@@ -3,6 +3,7 @@
 The query is built fresh from (name, type, IN): own id, own source port, own spelling (0x20), own OPT
 record. The reply must come from the asked address and repeat the id and the question letter for letter. The
 sockets are connected, so that the kernel drops strangers' datagrams and says at once when nobody listens.
+Over TLS (see `lines`) questions share a connection, which gives them ids, and are padded to one size.
 dnspython makes and reads the messages; what it raises on hostile bytes is no closed set and never leaves
 this module.
 """
@@ -13,9 +14,6 @@ import asyncio
 import re
 import secrets
 import socket
-from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address
-from typing import Literal
 
 import dns.flags
 import dns.message
@@ -23,38 +21,30 @@ import dns.name
 import dns.opcode
 import dns.rdatatype
 
-from egressd.policy.attempt import Address
+from egressd.gate.dns.lines import Lines, ReplyError, connect, open_socket, sockaddr
+from egressd.gate.dns.servers import Upstream
 
 PAYLOAD = 1232
 """The UDP size that we advertise: fits the smallest IPv6 MTU (DNS flag day 2020)."""
 
+PADDED = 128
+"""Encrypted queries are padded to a multiple of so many bytes, that their sizes tell less (RFC 8467 §4.1)."""
+
 _LETTER = re.compile(rb"[A-Za-z]")
 
 
-@dataclass(frozen=True, slots=True)
-class Upstream:
-    """One server that names are asked of."""
-
-    address: Address
-    port: int = 53
-    transport: Literal["udp", "tcp"] = "udp"
-
-    def __str__(self) -> str:
-        host = f"[{self.address}]" if isinstance(self.address, IPv6Address) else str(self.address)
-        return f"{self.transport}://{host}:{self.port}"
-
-
-class ReplyError(Exception):
-    """A server's reply cannot be used; the text says why, in our words."""
-
-
 async def exchange(
-    server: Upstream, name: dns.name.Name, kind: dns.rdatatype.RdataType
+    server: Upstream, name: dns.name.Name, kind: dns.rdatatype.RdataType, lines: Lines | None = None
 ) -> dns.message.Message:
-    """Ask one server once, by TCP where UDP cannot carry the reply; raises OSError or ReplyError."""
-    query = dns.message.make_query(
-        _mixed_case(name), kind, use_edns=0, payload=PAYLOAD, id=secrets.randbelow(1 << 16)
-    )
+    """Ask one server once, by TCP where UDP cannot carry the reply; raises OSError or ReplyError.
+
+    `lines` are the server's own where its transport is encrypted, None where it is not.
+    """
+    if lines is not None:
+        return await _ask_line(lines, name, kind)
+    if server.transport not in ("udp", "tcp"):
+        raise ReplyError("an encrypted transport without its lines")  # never in clear (DNS-28)
+    query = _query(name, kind, secrets.randbelow(1 << 16))
     if server.transport == "udp":
         reply = await _ask_udp(server, query)
         if reply is not None:
@@ -62,11 +52,26 @@ async def exchange(
     return await _ask_tcp(server, query)
 
 
+def _query(
+    name: dns.name.Name, kind: dns.rdatatype.RdataType, number: int, pad: int = 0
+) -> dns.message.Message:
+    return dns.message.make_query(_mixed_case(name), kind, use_edns=0, payload=PAYLOAD, id=number, pad=pad)
+
+
+async def _ask_line(lines: Lines, name: dns.name.Name, kind: dns.rdatatype.RdataType) -> dns.message.Message:
+    query = _query(name, kind, 0, PADDED)  # id 0: RFC 8484 §4.1 for caches; other lines give their own
+    answer = await lines.ask(query.to_wire())
+    reply = _checked(answer.wire, query)
+    for held in reply.answer if answer.age else ():
+        held.ttl = max(0, held.ttl - answer.age)  # RFC 8484 §5.1
+    return reply
+
+
 async def _ask_udp(server: Upstream, query: dns.message.Message) -> dns.message.Message | None:
     """Return the reply to our query, None when TCP is needed; what is no reply to it is not seen (DNS-11)."""
     loop = asyncio.get_running_loop()
-    with _socket(server, socket.SOCK_DGRAM) as sock:
-        sock.connect(_sockaddr(server))  # a fresh source port each time
+    with open_socket(server, socket.SOCK_DGRAM) as sock:
+        sock.connect(sockaddr(server))  # a fresh source port each time
         await loop.sock_sendall(sock, query.to_wire())
         while True:
             data = await loop.sock_recv(sock, 0xFFFF)
@@ -80,16 +85,11 @@ async def _ask_udp(server: Upstream, query: dns.message.Message) -> dns.message.
 
 
 async def _ask_tcp(server: Upstream, query: dns.message.Message) -> dns.message.Message:
-    loop = asyncio.get_running_loop()
-    with _socket(server, socket.SOCK_STREAM) as sock:
-        await loop.sock_connect(sock, _sockaddr(server))
+    with await connect(server) as sock:
         message = query.to_wire()
-        await loop.sock_sendall(sock, len(message).to_bytes(2) + message)
+        await asyncio.get_running_loop().sock_sendall(sock, len(message).to_bytes(2) + message)
         data = await _receive(sock, int.from_bytes(await _receive(sock, 2)))
-    head = _head(data, query)
-    if head is None or head.flags & dns.flags.TC:
-        raise ReplyError("a reply to another question")
-    return _whole(data)
+    return _checked(data, query)
 
 
 async def _receive(sock: socket.socket, length: int) -> bytes:
@@ -112,6 +112,14 @@ def _head(data: bytes, query: dns.message.Message) -> dns.message.Message | None
     return head if answers and head.id == query.id and head.question == query.question else None
 
 
+def _checked(data: bytes, query: dns.message.Message) -> dns.message.Message:
+    """Return the reply that a stream brought; one that is none to `query`, or cut, raises ReplyError."""
+    head = _head(data, query)
+    if head is None or head.flags & dns.flags.TC:
+        raise ReplyError("a reply to another question")
+    return _whole(data)
+
+
 def _whole(data: bytes) -> dns.message.Message:
     try:
         return dns.message.from_wire(data)
@@ -126,19 +134,3 @@ def _mixed_case(name: dns.name.Name) -> dns.name.Name:
 
 def _either_case(letter: re.Match[bytes]) -> bytes:
     return letter[0].swapcase() if secrets.randbits(1) else letter[0]
-
-
-def _socket(server: Upstream, kind: socket.SocketKind) -> socket.socket:
-    family = socket.AF_INET6 if isinstance(server.address, IPv6Address) else socket.AF_INET
-    sock = socket.socket(family, kind)
-    sock.setblocking(False)
-    return sock
-
-
-def _sockaddr(server: Upstream) -> tuple[str, int] | tuple[str, int, int, int]:
-    """Return the address as the kernel takes it: a zone is an interface number, and text is never resolved."""
-    address = server.address
-    if isinstance(address, IPv4Address):
-        return str(address), server.port
-    zone = socket.if_nametoindex(address.scope_id) if address.scope_id else 0
-    return str(IPv6Address(int(address))), server.port, 0, zone

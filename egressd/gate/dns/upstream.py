@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Final
 
 import dns.message
 import dns.name
@@ -29,14 +29,17 @@ import dns.rdataclass
 import dns.rdatatype
 import dns.rrset
 
-from egressd.gate.dns.exchange import PAYLOAD, ReplyError, Upstream, exchange
+from egressd.gate.dns.doh import DohLine
+from egressd.gate.dns.dot import DotLine
+from egressd.gate.dns.exchange import PADDED, PAYLOAD, exchange
+from egressd.gate.dns.lines import Line, Lines, ReplyError
+from egressd.gate.dns.servers import RESOLV_CONF, Transport, parse_upstream
+from egressd.gate.tls.stream import upstream_context
 from egressd.policy.addresses import is_floor_name
 from egressd.policy.attempt import Address, Name
 from egressd.policy.names import BadHost, parse_name
 from egressd.policy.reasons import Reason
 
-RESOLV_CONF = Path("/etc/resolv.conf")
-MAX_SERVERS = 3
 MAX_HOPS = 8
 """Aliases followed from a name to its addresses, over all queries of one look-up."""
 MAX_ADDRESSES = 16
@@ -49,7 +52,7 @@ ROUNDS = 2
 LATE_FAMILY = 0.25
 """Seconds that one family's addresses wait for the other's answer."""
 
-_FORMS = "system, udp://ADDRESS[:PORT] or tcp://ADDRESS[:PORT]"
+_LINES: Final[dict[Transport, type[Line]]] = {"tls": DotLine, "https": DohLine}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,46 +69,6 @@ class _Found:
     ttl: float
 
 
-def parse_upstream(text: str, resolv_conf: Path = RESOLV_CONF) -> tuple[Upstream, ...]:
-    """Return the servers of `system`, `udp://ADDRESS[:PORT]` or `tcp://ADDRESS[:PORT]`, first asked first.
-
-    `system` reads the nameserver lines of resolv.conf and nothing else of it; none there is an empty tuple.
-    Raises ValueError, with what to write instead, for anything else.
-    """
-    if text == "system":
-        return _system_servers(resolv_conf)
-    scheme, separator, _ = text.partition("://")
-    if separator and scheme in ("tls", "https"):
-        raise ValueError(f"{scheme}:// upstreams are not supported yet; use {_FORMS}")
-    if not separator or scheme not in ("udp", "tcp"):
-        raise ValueError(f"{text!r} is no DNS upstream; use {_FORMS}")
-    try:
-        parts = urlsplit(text)
-        address = ip_address(parts.hostname or "")
-        port = 53 if parts.port is None else parts.port
-    except ValueError:
-        raise ValueError(f"{text!r} needs an IP address (IPv6 in brackets); use {_FORMS}") from None
-    if parts.path or parts.query or parts.fragment or "@" in parts.netloc or port == 0:
-        raise ValueError(f"{text!r} may hold nothing but an address and a port; use {_FORMS}")
-    return (Upstream(address, port, "udp" if scheme == "udp" else "tcp"),)
-
-
-def _system_servers(path: Path) -> tuple[Upstream, ...]:
-    try:
-        lines = path.read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return ()
-    servers: list[Upstream] = []
-    for line in lines:
-        words = line.split()
-        if len(words) >= 2 and words[0] == "nameserver":
-            try:
-                servers.append(Upstream(ip_address(words[1])))
-            except ValueError:  # as resolv.conf(5)'s other readers: a line that says nothing is passed over
-                continue
-    return tuple(servers[:MAX_SERVERS])
-
-
 def has_ipv6_route() -> bool:
     """Say whether this host would send to global IPv6 addresses; connecting a UDP socket sends nothing."""
     try:
@@ -119,18 +82,21 @@ def has_ipv6_route() -> bool:
 def warm() -> None:
     """Import all that dnspython imports on demand; call it before the worker loses sight of its files."""
     dns.rdata.load_all_types()  # type: ignore[no-untyped-call]  # dnspython left this one unannotated
-    query = dns.message.make_query("warm.invalid", dns.rdatatype.A, use_edns=0, payload=PAYLOAD)
+    query = dns.message.make_query("warm.invalid", "A", use_edns=0, payload=PAYLOAD, pad=PADDED)
+    query.to_wire()
     reply = dns.message.make_response(query)
     for kind, text in (("A", "192.0.2.1"), ("AAAA", "2001:db8::1"), ("SOA", ". . 1 1 1 1 1")):
         reply.answer.append(dns.rrset.from_text(query.question[0].name, 1, "IN", kind, text))
     dns.message.from_wire(reply.to_wire())
+    "warm.invalid".encode("idna")  # how ssl takes the name of a server
 
 
 class Resolver:
     """Resolves names at the configured upstream; one for a worker, used in one event loop.
 
     `upstream` is what `parse_upstream` takes (and raises); it is read once, here. `timeout` bounds a whole
-    look-up, in seconds. `ipv6` says, at each look-up, whether AAAA is worth asking.
+    look-up, in seconds. `ca_file` is who vouches for the servers of `tls://` and `https://`, None the system; it
+    is read here too (raises OSError or ssl.SSLError). `ipv6` says, at each look-up, whether AAAA is worth asking.
     """
 
     def __init__(
@@ -138,12 +104,18 @@ class Resolver:
         upstream: str,
         timeout: float,
         *,
+        ca_file: str | None = None,
         ipv6: Callable[[], bool] = has_ipv6_route,
         monotonic: Callable[[], float] = time.monotonic,
         resolv_conf: Path = RESOLV_CONF,
     ) -> None:
         self.timeout = timeout
         self._servers = parse_upstream(upstream, resolv_conf)
+        self._lines = {
+            server: Lines(server, line, upstream_context(ca_file, (line.alpn,)), timeout)
+            for server in self._servers
+            if (line := _LINES.get(server.transport)) is not None
+        }
         self._ipv6 = ipv6
         self._monotonic = monotonic
         self._cache: OrderedDict[Name, tuple[float, tuple[Address, ...]]] = OrderedDict()
@@ -163,11 +135,13 @@ class Resolver:
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        """End the look-ups that run."""
+        """End the look-ups that run, and the connections that are kept."""
         running = list(self._running.values())
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+        for lines in self._lines.values():
+            await lines.close()
 
     async def _look_up(self, name: Name) -> tuple[Address, ...] | ResolveFailed:
         if not self._servers:
@@ -246,7 +220,7 @@ class Resolver:
         for server in self._servers * ROUNDS:
             try:
                 async with asyncio.timeout(patience):
-                    reply = await exchange(server, name, kind)
+                    reply = await exchange(server, name, kind, self._lines.get(server))
             except TimeoutError:
                 problem = f"{server} did not answer in time"
                 continue

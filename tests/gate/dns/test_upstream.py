@@ -18,8 +18,8 @@ import dns.rdatatype
 import pytest
 
 from egressd.gate.dns import upstream
-from egressd.gate.dns.exchange import Upstream
-from egressd.gate.dns.upstream import ResolveFailed, Resolver, parse_upstream
+from egressd.gate.dns.servers import parse_upstream
+from egressd.gate.dns.upstream import ResolveFailed, Resolver
 from egressd.policy.attempt import Address, Name
 from egressd.policy.reasons import Reason
 from tests.gate.dns.authority import Authority, Handler, Transport, answer, authority, silent, zone
@@ -49,59 +49,6 @@ def ask(
 
 
 # the configured upstream
-
-
-@pytest.mark.parametrize(
-    ("text", "servers"),
-    [
-        ("udp://11.0.0.53", [Upstream(IPv4Address("11.0.0.53"))]),
-        ("udp://11.0.0.53:5353", [Upstream(IPv4Address("11.0.0.53"), 5353)]),
-        ("tcp://127.0.0.1", [Upstream(IPv4Address("127.0.0.1"), 53, "tcp")]),
-        ("udp://[2001:db8::53]:5353", [Upstream(IPv6Address("2001:db8::53"), 5353)]),
-    ],
-)
-def test_an_upstream_is_an_address_and_a_port(text: str, servers: list[Upstream]) -> None:
-    assert list(parse_upstream(text)) == servers
-    assert parse_upstream(str(servers[0])) == tuple(servers)
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("tls://11.0.0.53", "tls:// upstreams are not supported yet"),
-        ("https://dns.example/dns-query", "https:// upstreams are not supported yet"),
-        ("11.0.0.53", "is no DNS upstream"),
-        ("", "is no DNS upstream"),
-        ("System", "is no DNS upstream"),
-        ("sdns://AAAA", "is no DNS upstream"),
-        ("udp://dns.example", "needs an IP address"),
-        ("udp://", "needs an IP address"),
-        ("udp://11.0.0.53:70000", "needs an IP address"),
-        ("udp://2001:db8::53", "needs an IP address"),
-        ("udp://11.0.0.53:0", "nothing but an address and a port"),
-        ("udp://11.0.0.53/x", "nothing but an address and a port"),
-        ("udp://11.0.0.53?x", "nothing but an address and a port"),
-        ("udp://me@11.0.0.53", "nothing but an address and a port"),
-    ],
-)
-def test_what_is_no_upstream_is_refused_with_what_to_write(text: str, says: str) -> None:
-    with pytest.raises(ValueError, match=says) as caught:
-        parse_upstream(text)
-    assert "use system, udp://ADDRESS[:PORT] or tcp://ADDRESS[:PORT]" in str(caught.value)
-
-
-def test_system_reads_the_nameservers_and_nothing_else(tmp_path: Path) -> None:
-    conf = tmp_path / "resolv.conf"
-    conf.write_text(
-        "# a comment\nsearch corp.internal\noptions ndots:5 rotate\n"
-        "nameserver 11.0.0.1\nnameserver\nnameserver dns.example\n;nameserver 11.0.0.9\n"
-        "nameserver 2001:db8::2 # second\nnameserver fe80::1%lo\nnameserver 11.0.0.4\n"
-    )
-    assert [str(server.address) for server in parse_upstream("system", conf)] == [
-        "11.0.0.1",
-        "2001:db8::2",
-        "fe80::1%lo",
-    ]
 
 
 @pytest.mark.parametrize("text", [None, "", "search corp.internal\n"])
