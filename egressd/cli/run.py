@@ -84,13 +84,17 @@ def run(
         status = asyncio.run(Session(request, config, os.environ).run())
     except (
         *(BadInput, ConfigError, ValueError, CaError, JournalUnavailable),
-        *(NotReady, WorkerFailed, WiringError, TimeoutError, OSError),
+        *(NotReady, WorkerFailed, WiringError, TimeoutError, OSError, ExceptionGroup),
     ) as error:
         status = _complain(error)
     raise typer.Exit(status)
 
 
 def _complain(error: Exception) -> int:
+    while isinstance(
+        error, ExceptionGroup
+    ):  # what is made side by side fails as a group; the first failure is the cause
+        error = error.exceptions[0]
     print(f"egressd: {str(error) or type(error).__name__}", file=sys.stderr)
     hint = getattr(error, "hint", None)
     if hint and hint not in str(error):
