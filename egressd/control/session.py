@@ -22,6 +22,7 @@ from egressd.control.config import Config
 from egressd.control.sandboxes import SandboxListener, SandboxState, new_sandbox_id
 from egressd.control.supervisor import Supervisor, say
 from egressd.control.trust import Trust, build_trust, java_store_paths, system_bundle_paths, trust_environment
+from egressd.gate.denials import PROBE
 from egressd.gate.settings import Settings
 from egressd.journal.record import Record, new_id
 from egressd.journal.writer import Journal
@@ -222,7 +223,7 @@ class Session:
         missing = await namespace.missing_rules()
         if missing:
             raise NotReady(f"firewall rules are not in place: {missing[0]}")
-        denied = await namespace.probe_dns(f"egressd-probe-{secrets.token_hex(8)}.invalid.test")
+        denied = await namespace.probe_dns(f"{PROBE}{secrets.token_hex(8)}.invalid.test")
         explained = settings.dns_denied == "explain"
         held = denied.addresses == (str(_EXPLAIN),) if explained else denied.rcode == 3
         if not held:
