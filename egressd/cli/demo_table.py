@@ -26,7 +26,7 @@ class DemoTable:
 
     def __init__(self, *, silent: bool = False) -> None:
         self._out = Console(highlight=False, quiet=silent)
-        if not self._out.is_terminal:
+        if not self._out.is_terminal and "COLUMNS" not in os.environ:
             self._out = Console(highlight=False, quiet=silent, width=_PLAIN_WIDTH)
         self._status = self._out.status("")
         self._headed = False
