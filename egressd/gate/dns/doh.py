@@ -25,7 +25,7 @@ from h2.events import (
 from h2.exceptions import NoSuchStreamError
 from h2.settings import SettingCodes, Settings
 
-from egressd.gate.dns.lines import MAX_MESSAGE, Answer, Line, LineLost, ReplyError
+from egressd.gate.dns.lines import MAX_MESSAGE, Answer, Line, QuestionRefused, ReplyError
 from egressd.gate.dns.servers import PORTS, Upstream
 from egressd.gate.tls.stream import TlsStream
 
@@ -73,10 +73,8 @@ class DohLine(Line):
         ]
         self._flush()
 
-    def has_room(self) -> bool:
-        """Tell whether the line takes a question now; the server says how many at a time."""
-        room = self._h2.open_outbound_streams < self._h2.remote_settings.max_concurrent_streams
-        return room and super().has_room()
+    def _has_room(self) -> bool:
+        return self._h2.open_outbound_streams < self._h2.remote_settings.max_concurrent_streams
 
     def _send(self, query: bytes) -> int:
         key = self._h2.get_next_available_stream_id()
@@ -163,7 +161,7 @@ def authority_of(server: Upstream) -> str:
 
 def _reset_problem(code: ErrorCodes | int | None) -> ReplyError:
     if code == ErrorCodes.REFUSED_STREAM:  # not processed: asking again is safe (RFC 9113 §8.7)
-        return LineLost("the server refused the stream")
+        return QuestionRefused("the server refused the stream")
     return ReplyError(f"the server reset the stream with error {int(code or 0)}")
 
 

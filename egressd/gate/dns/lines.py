@@ -28,7 +28,7 @@ ASKED: Final = 32
 """Questions under way to one server; more wait for their turn."""
 GIVEN_UP: Final = 16
 """Questions on one line whose answers nobody waits for any more, before another line is opened."""
-UNANSWERED: Final = 256 * 1024
+UNANSWERED: Final = 128 * 1024
 """Bytes that a server may send without completing an answer; HTTP/2 has many ways to say nothing."""
 MAX_MESSAGE: Final = 0xFFFF
 """A DNS message's most bytes; TCP has no room for more in its length (RFC 1035 §4.2.2), nor has anybody else here."""
@@ -40,6 +40,10 @@ class ReplyError(Exception):
 
 class LineLost(ReplyError):
     """The line ended before the answer came: on another line the question may be asked again."""
+
+
+class QuestionRefused(LineLost):
+    """The server did not look at the question: the line is good, and asking again is safe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,7 @@ class Line:
         self._stream = stream
         self._server = server
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._changed = asyncio.Event()
         self._unanswered = 0
         self._lost: str | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -77,33 +82,28 @@ class Line:
 
     async def ask(self, query: bytes) -> Answer:
         """Return the answer to a query with id 0; raises ReplyError, LineLost where asking again may help."""
-        if self._lost is not None:
-            raise LineLost(self._lost)
-        if self._timer is not None:
-            self._timer.cancel()
         self.asked += 1
         answered = self.answered
+        key: int | None = None
         try:
-            key = self._send(query)
-        except Exception as error:  # noqa: BLE001 what a protocol library raises is no closed set
-            self.fail(f"the question cannot be sent ({type(error).__name__})")
-            raise LineLost(str(self._lost)) from None
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting[key] = future
-        try:
+            while self._lost is None and not self._has_room():
+                self._changed.clear()
+                await self._changed.wait()
+            key, future = self._put(query)
             return await future
         except asyncio.CancelledError:
-            if self._waiting.pop(key, None) is not None:
+            if key is not None and self._waiting.pop(key, None) is not None:
                 self._give_up(key)
             if self.answered == answered:  # not a word meanwhile: it may be dead
                 self.retired = True
             raise
         finally:
+            self._changed.set()
             if not self._waiting:
                 self._rest()
 
-    def has_room(self) -> bool:
-        """Tell whether the line takes a question now."""
+    def is_open(self) -> bool:
+        """Tell whether the line takes questions."""
         return not self.retired and self._lost is None and not self._stream.closed
 
     def retire(self) -> None:
@@ -119,6 +119,7 @@ class Line:
         self._lost = why
         if self._timer is not None:
             self._timer.cancel()
+        self._changed.set()
         self._stream.abort()
         waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
@@ -126,6 +127,10 @@ class Line:
                 future.set_exception(LineLost(why))
 
     # for the protocols
+
+    def _has_room(self) -> bool:
+        """Tell whether the protocol takes one more question at this time."""
+        return True
 
     def _send(self, query: bytes) -> int:
         """Write a question; returns the key of its answer."""
@@ -177,6 +182,7 @@ class Line:
             self.fail(f"the server breaks the protocol ({type(error).__name__})")
         if self._unanswered > UNANSWERED:
             self.fail("the server sends and does not answer")
+        self._changed.set()
 
     def on_eof(self, stream: ByteStream) -> None:  # noqa: ARG002 StreamOwner's signature
         """The server says no more, so there is nothing to wait for."""
@@ -196,6 +202,22 @@ class Line:
 
     # inside
 
+    def _put(self, query: bytes) -> tuple[int, asyncio.Future[Answer]]:
+        """Send a question; returns its key and what its answer will be in."""
+        if self._lost is not None:
+            raise LineLost(self._lost)
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            key = self._send(query)
+        except Exception as error:  # noqa: BLE001 what a protocol library raises is no closed set
+            why = f"the question cannot be sent ({type(error).__name__})"
+            self.fail(why)
+            raise LineLost(why) from None
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[key] = future
+        return key, future
+
     def _rest(self) -> None:
         """With no question under way: wait for the next one, for a while."""
         if self._timer is not None:
@@ -206,6 +228,7 @@ class Line:
     def _end(self) -> None:
         if self._lost is None:
             self._lost = "the line was idle"
+            self._changed.set()
             self._goodbye()
             self._stream.close()
 
@@ -235,8 +258,8 @@ class Lines:
             line, used = await self._get()
             try:
                 return await line.ask(query)
-            except LineLost:
-                if not used:
+            except LineLost as error:
+                if not used and not isinstance(error, QuestionRefused):
                     raise
             line, _ = await self._get()
             return await line.ask(query)
@@ -255,7 +278,7 @@ class Lines:
     async def _get(self) -> tuple[Line, bool]:
         """Return a line that takes questions, and whether it has been used before."""
         if self._line is not None:
-            if self._line.has_room():
+            if self._line.is_open():
                 return self._line, self._line.asked > 0
             self._line.retire()
             self._line = None
@@ -280,7 +303,7 @@ class Lines:
         except UpstreamTlsError as error:
             return ReplyError(tls_problem(error))
         except OSError as error:
-            return ReplyError(error.strerror or type(error).__name__)
+            return ReplyError(os_problem(error))
         else:
             return self._admit(stream)
         finally:
@@ -295,6 +318,11 @@ class Lines:
         self._open.add(self._line)
         stream.owner = self._line
         return self._line
+
+
+def os_problem(error: OSError) -> str:
+    """Return what the kernel says; asyncio's own words would repeat the address."""
+    return os.strerror(error.errno) if error.errno else type(error).__name__
 
 
 def tls_problem(error: UpstreamTlsError) -> str:

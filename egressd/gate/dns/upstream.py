@@ -32,7 +32,7 @@ import dns.rrset
 from egressd.gate.dns.doh import DohLine
 from egressd.gate.dns.dot import DotLine
 from egressd.gate.dns.exchange import PADDED, PAYLOAD, exchange
-from egressd.gate.dns.lines import Line, Lines, ReplyError
+from egressd.gate.dns.lines import Line, Lines, ReplyError, os_problem
 from egressd.gate.dns.servers import RESOLV_CONF, Transport, parse_upstream
 from egressd.gate.tls.stream import upstream_context
 from egressd.policy.addresses import is_floor_name
@@ -225,8 +225,7 @@ class Resolver:
                 problem = f"{server} did not answer in time"
                 continue
             except (OSError, ReplyError) as error:
-                text = error.strerror if isinstance(error, OSError) else str(error)
-                problem = f"{server}: {text or type(error).__name__}"
+                problem = f"{server}: {os_problem(error) if isinstance(error, OSError) else error}"
                 continue
             rcode = reply.rcode()
             if rcode == dns.rcode.NXDOMAIN:

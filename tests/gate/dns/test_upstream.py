@@ -503,25 +503,38 @@ def test_who_gives_up_does_not_take_the_answer_from_the_others() -> None:
 # the empty root
 
 
-def test_warmed_the_resolver_needs_no_file_any_more() -> None:
-    """As in the worker: everything imported, then no import and no opening of a file."""
+def test_warmed_the_resolver_needs_no_file_any_more(tmp_path: Path) -> None:
+    """As in the worker: everything imported and read, then no import, no opening of a file, no other resolver."""
     program = """
 import asyncio, sys
 from ipaddress import IPv4Address
+from pathlib import Path
 from egressd.gate.dialer import Dialer
 from egressd.gate.dns import upstream
 from egressd.policy.reasons import Reason
 from tests.gate.dns.authority import authority, answer
+from tests.gate.dns.encrypted import encrypted, serve
 upstream.warm()
-KINDS = ["A 11.0.0.1", "RRSIG A 8 2 60 20300101000000 20200101000000 1 test. AAAA", "TXT x", "HTTPS 1 .", "TYPE65400 \\\\# 1 00"]
-def handle(query, transport):
+KINDS = ["A 11.0.0.1", "RRSIG A 8 2 60 20300101000000 20200101000000 1 test. AAAA", "TXT x", "HTTPS 1 .", "TYPE65400 \\# 1 00"]
+FORBIDDEN = ("open", "import", "socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr", "os.listdir")
+def reply(query):
     return [answer(query, *(f"api.allowed.test. 60 IN {kind}" for kind in KINDS))]
 def forbidden(event, args):
-    if event == "open" or (event == "import" and args[0].startswith("dns")):
+    if event in FORBIDDEN:
         raise AssertionError((event, args[:1]))
-async def scenario():
-    async with authority(handle) as server:
+async def scenario(folders):
+    for folder in folders:
+        folder.mkdir()
+    async with (
+        authority(lambda query, _: reply(query)) as server,
+        serve(encrypted("tls", reply), folders[0], kind="tls") as dot,
+        serve(encrypted("https", reply), folders[1], kind="https") as doh,
+    ):
         asked = [upstream.Resolver(f"{kind}://127.0.0.1:{server.port}", 5, ipv6=lambda: True) for kind in ("udp", "tcp")]
+        asked += [dot.resolver("tls", ipv6=True), doh.resolver("https", ipv6=True)]
+        asked += [upstream.Resolver(dot.url("tls"), 5, ca_file=doh.ca_file)]
+        # the servers' own certificates are for the name's first hello to make: they are of another process
+        dot.pki.context("dns.example", ("dot",)), doh.pki.context("dns.example", ("h2",))
         dialer = Dialer(asked[0], 5, own=lambda _: False)
         sys.addaudithook(forbidden)
         for resolver in asked:
@@ -529,12 +542,20 @@ async def scenario():
         dialed = await dialer.dial(IPv4Address("127.0.0.1"), server.port, lambda _: None)
         dialed.sock.close()
         print(await dialer.dial(("api", "allowed", "test"), 1, lambda _: Reason.SPECIAL_ADDRESS))
-asyncio.run(scenario())
+        for resolver in asked:
+            await resolver.close()
+asyncio.run(scenario([Path(sys.argv[1]) / kind for kind in ("dot", "doh")]))
 """
     root = Path(__file__).resolve().parents[3]
     result = subprocess.run(
-        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program, str(tmp_path)],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     lines = result.stdout.splitlines()
-    assert lines[:2] == ["(IPv4Address('11.0.0.1'),)"] * 2, result.stderr
-    assert "11.0.0.1 special_address" in lines[2]
+    assert lines[:4] == ["(IPv4Address('11.0.0.1'),)"] * 4, result.stderr
+    assert "certificate is refused" in lines[4]
+    assert "11.0.0.1 special_address" in lines[5]
