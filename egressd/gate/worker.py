@@ -294,7 +294,7 @@ def main(arguments: list[str]) -> int:
     recorder = ChannelRecorder()
     own = frozenset(message.own_addresses)
     trusted(settings.upstream_ca)  # read now: after isolation there is no file
-    resolver = Resolver(settings.dns_upstream, settings.dns_timeout)
+    resolver = Resolver(settings.dns_upstream, settings.dns_timeout, ca_file=settings.upstream_ca)
     dialer = Dialer(resolver, settings.connect_timeout, own_addresses=own)
     identity = None if message.identity is None else (message.identity.uid, message.identity.gid)
     leaves = Leaves(issuer, scratch=Path("/"))
