@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from egressd.gate.channel import ListenerKind, ListenerSpec
+from egressd.gate.limits import Key, Kind, kept
 from egressd.policy.effective import EffectivePolicy
 
 
@@ -33,7 +34,11 @@ class SandboxListener:
 
 @dataclass(slots=True)
 class SandboxState:
-    """One sandbox as control keeps it. `pairs` are the synthetic names in the order they were given."""
+    """One sandbox as control keeps it.
+
+    `pairs` are the synthetic names in the order they were given; `levels` what its worker told of its limits' buckets: what is
+    left, and when (monotonic seconds) it was told.
+    """
 
     id: str
     policy: EffectivePolicy
@@ -41,6 +46,8 @@ class SandboxState:
     labels: dict[str, str] = field(default_factory=dict)
     traceparent: str | None = None
     pairs: dict[str, str] = field(default_factory=dict)
+    levels: dict[Key, tuple[float, float]] = field(default_factory=dict)
+    _kept: tuple[EffectivePolicy, frozenset[Key]] | None = None
 
     @property
     def profile(self) -> str:
@@ -54,6 +61,19 @@ class SandboxState:
     def pairs_payload(self) -> bytes:
         """The synthetic pairs as the worker reads them."""
         return json.dumps(list(self.pairs.items())).encode()
+
+    def levels_payload(self, now: float) -> bytes:
+        """What is left of the sandbox's limits as the worker reads it: ages, as clocks are each process's own."""
+        levels = self.levels.items()
+        return json.dumps([[*key, tokens, max(0.0, now - told)] for key, (tokens, told) in levels]).encode()
+
+    def keep_level(self, owner: str, kind: Kind, tokens: float, now: float) -> None:
+        """Keep what is left of a limit, if it is one of the policy's: there are never more of them than it has."""
+        if self._kept is None or self._kept[0] is not self.policy:
+            self._kept = (self.policy, kept(self.policy))
+            self.levels = {key: level for key, level in self.levels.items() if key in self._kept[1]}
+        if (owner, kind) in self._kept[1]:
+            self.levels[owner, kind] = (tokens, now)
 
     def keep_pair(self, name: str, address: str) -> None:
         """Keep a pair; raises ValueError if the name or the address already stands for another."""

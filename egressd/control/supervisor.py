@@ -40,6 +40,7 @@ from egressd.gate.channel import (
     Revoke,
     Serve,
     Serving,
+    Spent,
     Stored,
     ToControl,
     Written,
@@ -237,7 +238,8 @@ class Supervisor:
         return json.dumps({"chain": issued.chain_pem.decode(), "key": issued.key_pem.decode()}).encode()
 
     def _give(self, worker: _Worker, sandbox: SandboxState) -> None:
-        fds = [sealed(sandbox.policy_payload()), sealed(sandbox.pairs_payload())]
+        levels = sandbox.levels_payload(time.monotonic())
+        fds = [sealed(payload) for payload in (sandbox.policy_payload(), sandbox.pairs_payload(), levels)]
         message = Serve(
             sandbox=sandbox.id,
             labels=sandbox.labels,
@@ -306,11 +308,8 @@ class Supervisor:
         match message:
             case Records():
                 self._on_records(worker, message)
-            case Pair():
-                sandbox = self._sandboxes.get(message.sandbox)
-                if sandbox is not None:
-                    sandbox.keep_pair(message.name, message.address)
-                worker.channel.send(Stored(pair=message.pair))
+            case Pair() | Spent():
+                self._keep(worker, message)
             case Ready():
                 if not worker.ready.done():
                     worker.ready.set_result(None)
@@ -321,6 +320,18 @@ class Supervisor:
             case Adopted():
                 for sandbox_id in message.sandboxes:
                     self._met("adopted", sandbox_id)
+
+    def _keep(self, worker: _Worker, message: Pair | Spent) -> None:
+        """Keep what the next worker has to know of a sandbox."""
+        sandbox = self._sandboxes.get(message.sandbox)
+        if isinstance(message, Spent):
+            if sandbox is not None:
+                sandbox.keep_level(message.owner, message.kind, message.tokens, time.monotonic())
+            return
+        if sandbox is not None:
+            sandbox.keep_pair(message.name, message.address)
+        with contextlib.suppress(ChannelBroken):  # it has died meanwhile
+            worker.channel.send(Stored(pair=message.pair))
 
     def _on_records(self, worker: _Worker, message: Records) -> None:
         allowed = self._sandboxes.keys() | set(self._departed)

@@ -20,8 +20,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 
+from egressd.gate.limits import Kind
 from egressd.gate.settings import Settings
 
 MESSAGE_LIMIT = 64 * 1024
@@ -30,6 +31,8 @@ DESCRIPTOR_LIMIT = 32
 """Most descriptors beside one message (the kernel's own limit is SCM_MAX_FD, 253)."""
 PAYLOAD_LIMIT = 64 * 1024 * 1024
 """Largest sealed payload in bytes: a policy of 100,000 hosts takes about 12 MiB."""
+
+_PEER_GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN})
 
 type ListenerKind = Literal["transparent", "explicit", "dns-udp", "dns-tcp", "nflog"]
 
@@ -67,7 +70,7 @@ class ListenerSpec(_Message):
 
 
 class Serve(_Message):
-    """Control → worker: carry this sandbox. Descriptors: policy, synthetic pairs, then one per listener in order."""
+    """Control → worker: carry this sandbox. Descriptors: policy, synthetic pairs, levels, then one per listener in order."""
 
     type: Literal["serve"] = "serve"
     sandbox: str
@@ -158,8 +161,21 @@ class Pair(_Message):
     address: str
 
 
+class Spent(_Message):
+    """Worker → control: keep this level of a limit's bucket; what lies above it is spent after this was sent.
+
+    `owner` is the entry's id, empty for the profile.
+    """
+
+    type: Literal["spent"] = "spent"
+    sandbox: str
+    owner: str
+    kind: Kind
+    tokens: FiniteFloat
+
+
 type ToWorker = Configure | Serve | Adopt | Renew | Revoke | Written | Stored
-type ToControl = Ready | Serving | Adopted | Gone | Records | Pair
+type ToControl = Ready | Serving | Adopted | Gone | Records | Pair | Spent
 
 TO_WORKER: TypeAdapter[ToWorker] = TypeAdapter(Annotated[ToWorker, Field(discriminator="type")])
 TO_CONTROL: TypeAdapter[ToControl] = TypeAdapter(Annotated[ToControl, Field(discriminator="type")])
@@ -244,14 +260,17 @@ class Channel[In: BaseModel]:
         self._loop = asyncio.get_running_loop()
         self._queue: deque[tuple[bytes, list[int]]] = deque()
         self._open = True
+        self._deaf = False  # the other side is gone and takes nothing more
         sock.setblocking(False)
         self._loop.add_reader(sock.fileno(), self._readable)
 
     def send(self, message: BaseModel, descriptors: Sequence[int] = ()) -> None:
         """Queue a message; the descriptors are duplicated at once, so the caller keeps its own. Raises ChannelBroken."""
         data = message.model_dump_json().encode()
-        if not self._open or len(data) > MESSAGE_LIMIT:
-            raise ChannelBroken("closed" if not self._open else f"message of {len(data)} bytes")
+        if not self._open or self._deaf:
+            raise ChannelBroken("closed")
+        if len(data) > MESSAGE_LIMIT:
+            raise ChannelBroken(f"message of {len(data)} bytes")
         copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in descriptors]
         self._queue.append((data, copies))
         if len(self._queue) == 1:
@@ -265,6 +284,9 @@ class Channel[In: BaseModel]:
         self._loop.remove_reader(self._sock.fileno())
         self._loop.remove_writer(self._sock.fileno())
         self._sock.close()
+        self._lose_queue()
+
+    def _lose_queue(self) -> None:
         for _, fds in self._queue:
             for fd in fds:
                 os.close(fd)
@@ -288,6 +310,11 @@ class Channel[In: BaseModel]:
                 if error.errno == errno.ENOBUFS:
                     self._loop.call_later(0.01, self._flush)
                     return
+                if error.errno in _PEER_GONE:
+                    self._lose_queue()
+                    self._loop.remove_writer(self._sock.fileno())
+                    self._deaf = True  # what the other side said before its end is still read
+                    return
                 self._fail(os.strerror(error.errno or 0))
                 return
             self._queue.popleft()
@@ -304,6 +331,8 @@ class Channel[In: BaseModel]:
                 message, fds = receive(self._sock, self._adapter)
             except (BlockingIOError, InterruptedError):
                 return
+            except ConnectionResetError:  # told once, before what the other side sent and we have not read
+                continue
             except (ChannelBroken, OSError) as error:
                 self._fail(str(error) or type(error).__name__)
                 return

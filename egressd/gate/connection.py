@@ -66,6 +66,8 @@ class Connection:
     sni: str | None = None
     host: Name | Address | None = None
     decision: Decision = DENIED
+    retry_after: int | None = None
+    """Seconds until a limit that denied the connection has room again, where that is known."""
     started: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:

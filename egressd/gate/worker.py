@@ -23,12 +23,15 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from egressd.gate import isolation
 from egressd.gate.channel import (
     TO_WORKER,
     Adopt,
     Adopted,
     Channel,
+    ChannelBroken,
     Configure,
     Gone,
     ListenerSpec,
@@ -38,6 +41,7 @@ from egressd.gate.channel import (
     Revoke,
     Serve,
     Serving,
+    Spent,
     Stored,
     ToWorker,
     Written,
@@ -53,9 +57,10 @@ from egressd.gate.dns.synthetic import SyntheticNames
 from egressd.gate.dns.upstream import Resolver
 from egressd.gate.door.accept import Acceptor
 from egressd.gate.door.visit import Visit
+from egressd.gate.floods import Folding
 from egressd.gate.inspector import warm as warm_inspector
 from egressd.gate.inspector.upstream import trusted
-from egressd.gate.limits import Budget
+from egressd.gate.limits import Budget, Kind, Level
 from egressd.gate.packet_log import PacketLog
 from egressd.gate.reporting import ChannelRecorder
 from egressd.gate.sandbox import Sandbox
@@ -69,6 +74,7 @@ from egressd.policy.reasons import Reason
 _LAZY = ("ascii", "idna", "latin_1", "utf_8", "unicode_escape", "punycode", "utf_16_le", "cp1252")
 _PAIR_TIMEOUT = 3.0
 _CUT_TIMEOUT = 1.0
+_LEVELS = TypeAdapter(list[Level])
 
 
 class _Tenant:
@@ -76,11 +82,10 @@ class _Tenant:
 
     def __init__(self, sandbox: Sandbox, services: Services) -> None:
         self.sandbox = sandbox
-        self.services = dataclasses.replace(
-            services, recorder=Remembering(services.recorder, sandbox.denials)
-        )
+        folding = Folding(services.recorder)
+        self.services = dataclasses.replace(services, recorder=Remembering(folding, sandbox.denials))
         self.dns: DnsServer | None = None
-        self.closers: list[Callable[[], None]] = []
+        self.closers: list[Callable[[], None]] = [folding.close]
         self.visits: set[asyncio.Task[None]] = set()
         self.timer: asyncio.TimerHandle | None = None
 
@@ -170,20 +175,22 @@ class Worker:
             case Configure():
                 raise ValueError("configured twice")
 
-    def _send(self, message: Ready | Serving | Adopted | Gone | Pair) -> None:
+    def _send(self, message: Ready | Serving | Adopted | Gone | Pair | Spent) -> None:
         assert self._channel is not None
         self._channel.send(message)
 
     def _serve(self, message: Serve, fds: list[int]) -> None:
-        if message.sandbox in self._tenants or len(fds) != len(message.listeners) + 2:
+        if message.sandbox in self._tenants or len(fds) != len(message.listeners) + 3:
             raise ValueError("serve")
         policy = read_policy(unsealed(fds.pop(0)))
         settings = self._services.settings
         names = SyntheticNames(settings.dns_names)
         names.restore(read_pairs(unsealed(fds.pop(0))))
-        sandbox = Sandbox(
-            message.sandbox, policy, names, Budget(settings), dict(message.labels), message.traceparent
+        budget = Budget(
+            settings, lambda owner, kind, tokens: self._keep(message.sandbox, owner, kind, tokens)
         )
+        budget.restore(time.monotonic(), policy.effective, read_levels(unsealed(fds.pop(0))))
+        sandbox = Sandbox(message.sandbox, policy, names, budget, dict(message.labels), message.traceparent)
         tenant = self._tenants[sandbox.id] = _Tenant(sandbox, self._services)
         tenant.dns = DnsServer(
             sandbox,
@@ -223,11 +230,17 @@ class Worker:
         finally:
             self._pairs.pop(pair, None)
 
+    def _keep(self, sandbox: str, owner: str, kind: Kind, tokens: float) -> None:
+        """Have control keep a level, so that the next worker goes on from there; without control there is no next one."""
+        with contextlib.suppress(ChannelBroken):
+            self._send(Spent(sandbox=sandbox, owner=owner, kind=kind, tokens=tokens))
+
     def _adopt(self, message: Adopt, fds: list[int]) -> None:
         policy = read_policy(unsealed(fds.pop(0)))
         for sandbox in message.sandboxes:
             if (tenant := self._tenants.get(sandbox)) is not None:
                 tenant.sandbox.policy = policy
+                tenant.sandbox.budget.adopt(time.monotonic(), policy.effective)
                 tenant.rejudge()
         self._send(Adopted(sandboxes=message.sandboxes, policy=policy.digest))
 
@@ -253,6 +266,11 @@ def read_pairs(payload: bytes) -> list[tuple[Name, IPv4Address]]:
             raise ValueError("synthetic pair")
         pairs.append((name, IPv4Address(address)))
     return pairs
+
+
+def read_levels(payload: bytes) -> list[Level]:
+    """Return the levels of a JSON list of [owner, kind, tokens, age]; raises ValueError."""
+    return _LEVELS.validate_json(payload)
 
 
 def read_issuer(payload: bytes) -> Issuer:

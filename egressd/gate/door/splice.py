@@ -3,6 +3,9 @@
 A direction starts by copying (cheap for the few kilobytes of a handshake); once `SPLICE_AFTER` bytes have passed it goes on
 through a pipe with splice(2), which never brings the bytes into this process. Both directions are driven by the event loop's
 readiness callbacks; each wake-up moves at most `CHUNK` bytes, so that neither direction nor another connection starves.
+
+Bytes are counted against the limits of their direction before they go on, and none are read that may not. Where there is
+no room, the direction waits if there soon will be, and else the connection is cut as `rate_limited`.
 """
 
 from __future__ import annotations
@@ -10,72 +13,125 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import math
 import os
 import socket
 import time
 
+from egressd.gate.buckets import Meter
 from egressd.policy.reasons import Reason
 
 CHUNK = 256 * 1024
 SPLICE_AFTER = 128 * 1024
 _FLAGS = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
+_UNBOUND = Meter()
+_LEAST_WAIT = 0.05
+"""Seconds between two looks: many transfers that share a limit would else wake at each other's every piece."""
 
 
 class _Half:
-    """One direction: bytes read from `source` and written to `sink`."""
+    """One direction: bytes read from `source` and written to `sink`, as `meter` lets them."""
 
-    __slots__ = ("_held", "_held_count", "_pipe", "done", "loop", "moved", "sink", "source", "splice")
+    __slots__ = (
+        "_held",
+        "_held_count",
+        "_pipe",
+        "_rest",
+        "_timer",
+        "done",
+        "loop",
+        "meter",
+        "moved",
+        "sink",
+        "source",
+        "splice",
+    )
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, source: socket.socket, sink: socket.socket, splice: Splice
+        self,
+        loop: asyncio.AbstractEventLoop,
+        source: socket.socket,
+        sink: socket.socket,
+        splice: Splice,
+        meter: Meter,
     ) -> None:
         self.loop = loop
         self.source = source
         self.sink = sink
         self.splice = splice
+        self.meter = meter
         self.moved = 0
         self.done = False
+        self._rest = b""  # read by others, and not yet counted
         self._held = b""  # copied but not yet written
         self._held_count = 0  # bytes in the pipe
         self._pipe: tuple[int, int] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def start(self, first: bytes) -> None:
-        self._held = first
-        if first:
-            self._write()
-        else:
+        self._rest = first
+        self._next()
+
+    def _next(self) -> None:
+        """Go on with what was read before this, as far as there is room for it, then with what is to be read."""
+        if not self._rest:
             self.loop.add_reader(self.source, self._read)
+            return
+        now = time.monotonic()
+        room = self.meter.room(now, len(self._rest))
+        if not room:
+            self._wait(self.meter.pause(now, len(self._rest)))
+            return
+        self.meter.take(now, room)
+        self._held, self._rest = self._rest[:room], self._rest[room:]
+        self._write()
 
     def _read(self) -> None:
         try:
-            if self.moved >= SPLICE_AFTER and self._open_pipe():
-                self._read_spliced()
+            now = time.monotonic()
+            room = self.meter.room(now, CHUNK)
+            if not room:
+                self._read_nothing(now)
+            elif self.moved >= SPLICE_AFTER and self._open_pipe():
+                self._read_spliced(now, room)
             else:
-                self._read_copied()
+                self._read_copied(now, room)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             self.splice.broken(upstream=self.source is self.splice.upstream)
 
-    def _read_copied(self) -> None:
-        self._held = self.source.recv(CHUNK)
-        self.splice.touched = time.monotonic()
-        if not self._held:
-            self._end()
-            return
-        self.loop.remove_reader(self.source)
-        self._write()
+    def _read_copied(self, now: float, room: int) -> None:
+        self._held = self.source.recv(min(room, CHUNK))
+        self._took(now, len(self._held))
 
-    def _read_spliced(self) -> None:
+    def _read_spliced(self, now: float, room: int) -> None:
         assert self._pipe is not None
-        count = os.splice(self.source.fileno(), self._pipe[1], CHUNK, flags=_FLAGS)
-        self.splice.touched = time.monotonic()
+        self._held_count = os.splice(self.source.fileno(), self._pipe[1], min(room, CHUNK), flags=_FLAGS)
+        self._took(now, self._held_count)
+
+    def _took(self, now: float, count: int) -> None:
+        self.splice.touched = now
         if not count:
             self._end()
             return
-        self._held_count = count
+        self.meter.take(now, count)
         self.loop.remove_reader(self.source)
         self._write()
+
+    def _read_nothing(self, now: float) -> None:
+        """There is something to read, and no room: only the end needs none."""
+        if not self.source.recv(1, socket.MSG_PEEK):
+            self._end()
+            return
+        self.loop.remove_reader(self.source)
+        self._wait(self.meter.pause(now, CHUNK))
+
+    def _wait(self, seconds: float) -> None:
+        if math.isinf(seconds):
+            self.splice.cut(Reason.RATE_LIMITED)
+        else:
+            self._timer = self.loop.call_later(max(seconds, _LEAST_WAIT), self._next)
 
     def _write(self) -> None:
         try:
@@ -96,7 +152,7 @@ class _Half:
             return
         self.splice.touched = time.monotonic()
         self.loop.remove_writer(self.sink)
-        self.loop.add_reader(self.source, self._read)
+        self._next()
 
     def _open_pipe(self) -> bool:
         if self._pipe is None:
@@ -117,6 +173,8 @@ class _Half:
 
     def close(self) -> None:
         self.done = True
+        if self._timer is not None:
+            self._timer.cancel()
         if self._pipe is not None:
             for fd in self._pipe:
                 os.close(fd)
@@ -129,7 +187,15 @@ class Splice:
     `up` and `down` count payload bytes from and to the client; `reason` says how it ended once `wait` has returned.
     """
 
-    def __init__(self, client: socket.socket, upstream: socket.socket, idle_timeout: float) -> None:
+    def __init__(
+        self,
+        client: socket.socket,
+        upstream: socket.socket,
+        idle_timeout: float,
+        *,
+        upload: Meter = _UNBOUND,
+        download: Meter = _UNBOUND,
+    ) -> None:
         """Take two connected non-blocking sockets; they are closed when `wait` returns."""
         self.client = client
         self.upstream = upstream
@@ -139,8 +205,8 @@ class Splice:
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._over: asyncio.Future[None] = loop.create_future()
-        self._up = _Half(loop, client, upstream, self)
-        self._down = _Half(loop, upstream, client, self)
+        self._up = _Half(loop, client, upstream, self, upload)
+        self._down = _Half(loop, upstream, client, self, download)
 
     @property
     def up(self) -> int:

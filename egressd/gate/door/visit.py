@@ -26,6 +26,7 @@ from egressd.gate.door.arrival import Http, Tls, Unreadable, first_bytes, origin
 from egressd.gate.door.connect import Absolute, BadHead, NeedMore, Tunnel, parse_proxy_head
 from egressd.gate.door.splice import Splice, reset_on_close
 from egressd.gate.inspector import inspect
+from egressd.gate.limits import Account
 from egressd.gate.recorder import AuditUnavailable
 from egressd.gate.sandbox import Sandbox
 from egressd.gate.tls.stream import ClientRejectedCa, accept_plain, accept_tls
@@ -73,6 +74,7 @@ class Visit:
         self._cut: Reason | None = None
         self._task: asyncio.Task[None] | None = None
         self._ended = Reason.COMPLETED
+        self._account: Account | None = None
         self._splice: Splice | None = None
         self._upstream: Address | None = None
 
@@ -130,6 +132,7 @@ class Visit:
         sandbox.live.discard(self)
         if admitted:
             sandbox.budget.release()
+        sandbox.budget.leave(self.connection.attempt_id)
         if not self._recorded:
             self._deny(self._ended if self._ended is not Reason.COMPLETED else Reason.INTERNAL_ERROR)
         if self._allowed:
@@ -253,7 +256,11 @@ class Visit:
             raw = self._judge(ConnectionAttempt(host, target.port, "tcp"))
             if raw.allowed and raw.treatment == "relay":
                 self.connection.host = host
-                await self._carry_opaque(raw, data)
+                raw, limit = self._within_limits(raw, len(data))
+                if raw.allowed:
+                    await self._carry_opaque(raw, data)
+                else:
+                    self._decided(raw, limit)
                 return
             if not self._any_scheme(host, target.port):
                 timeout = min(timeout, _EXPLAIN_WAIT)
@@ -292,7 +299,8 @@ class Visit:
             decision = self._refine(self._judge(ConnectionAttempt(host, target.port, "http")))
         if decision.allowed and decision.treatment != "inspect":
             decision = Decision("deny", Reason.SCHEME_NOT_ALLOWED, decision.entry)
-        self._decided(decision)
+        decision, limit = self._within_limits(decision)
+        self._decided(decision, limit)
         self._allowed = decision.allowed
         loop = asyncio.get_running_loop()
         self._handed_on = True
@@ -325,6 +333,25 @@ class Visit:
             return Decision("deny", Reason.SYNTHETIC_UNMAPPED)
         return decision
 
+    def _within_limits(self, decision: Decision, size: int = 0) -> tuple[Decision, str | None]:
+        """Count an allowed connection against the limits of its rule and its profile; over one it is denied, and which.
+
+        One that is not read counts as one request, whose `size` bytes go up first; of one that is, each request will count.
+        """
+        connection, sandbox = self.connection, self.connection.sandbox
+        if not decision.allowed or decision.reason is Reason.INTERNAL_PAGE or connection.host is None:
+            return decision, None
+        now = time.monotonic()
+        self._account = account = sandbox.budget.account(now, sandbox.policy.effective, decision.entry)
+        if decision.treatment == "inspect":
+            over = account.connect(connection.attempt_id)
+        else:
+            over = account.request(now, connection.attempt_id, connection.host, size)
+        if over is None:
+            return decision, None
+        connection.retry_after = over.retry_after
+        return Decision("deny", over.reason, decision.entry, decision.treatment), over.limit
+
     # TLS
 
     async def _tls(self, arrival: Tls) -> None:
@@ -335,9 +362,9 @@ class Visit:
         if hello.sni is not None:
             connection.sni = clip(hello.sni)
             claimed = parse_name(hello.sni)
-        decision = self._judge_hello(claimed)
+        decision, limit = self._within_limits(self._judge_hello(claimed), len(arrival.data))
         if not decision.allowed:
-            self._decided(decision, detail)
+            self._decided(decision, limit or detail)
             await self._refuse_tls(decision, claimed, arrival.data)
             return
         if decision.treatment != "inspect":
@@ -437,7 +464,14 @@ class Visit:
                 await self._say(alert(ALERT_INTERNAL_ERROR))
             return
         self._upstream = dialed.address
-        self._splice = Splice(self.sock, dialed.sock, connection.services.settings.idle_timeout)
+        assert self._account is not None
+        self._splice = Splice(
+            self.sock,
+            dialed.sock,
+            connection.services.settings.idle_timeout,
+            upload=self._account.upload,
+            download=self._account.download,
+        )
         self._handed_on = True
         self._ended = await self._splice.run(data)
 

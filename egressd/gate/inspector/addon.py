@@ -153,6 +153,9 @@ class PolicyAddon:
             return Decision(
                 "deny", Reason.SCHEME_NOT_ALLOWED, decision.entry
             ), f"treatment {decision.treatment}"
+        over = exchange.charge(decision.entry, _size(request, fields))
+        if over is not None:
+            return Decision("deny", over.reason, decision.entry), over.limit
         return decision, None
 
     async def _admit(self, flow: http.HTTPFlow, exchange: Exchange) -> None:
@@ -180,6 +183,12 @@ class PolicyAddon:
         request.stream = True
         flow.response = None
         exchange.admitted = True
+
+
+def _size(request: http.Request, fields: tuple[Field, ...]) -> int:
+    """Return the bytes of a request's head, as it came."""
+    line = len(request.data.method) + len(request.data.path) + len(b"  HTTP/1.1\r\n\r\n")
+    return line + sum(len(name) + len(value) + len(b": \r\n") for name, value in fields)
 
 
 def _address_text(exchange: Exchange) -> str:

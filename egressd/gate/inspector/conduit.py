@@ -1,10 +1,11 @@
 """The two streams of one inspected connection: what is written to each, and when each is read.
 
-Each side is read only as fast as the other side takes what comes, so memory is flat whatever the bodies are.
+Each side is read only as fast as the other side and the limits take what comes, so memory is flat whatever the bodies are.
 """
 
 from __future__ import annotations
 
+from egressd.gate.inspector.pace import Pace
 from egressd.gate.inspector.upstream import Opened
 from egressd.gate.tls.stream import ByteStream, StreamOwner
 
@@ -12,9 +13,10 @@ from egressd.gate.tls.stream import ByteStream, StreamOwner
 class Conduit:
     """The sandbox's stream and at most one upstream; `owner` is told what they say."""
 
-    def __init__(self, client: ByteStream, owner: StreamOwner) -> None:
+    def __init__(self, client: ByteStream, owner: StreamOwner, pace: Pace) -> None:
         """Nothing is read from `client` before `open`."""
         self.client = client
+        self._pace = pace
         self.upstream: Opened | None = None
         self._owner = owner
         self._down: list[bytes] = []
@@ -40,6 +42,8 @@ class Conduit:
     def drop_upstream(self) -> None:
         """Let the upstream go, after what was written to it."""
         opened, self.upstream = self.upstream, None
+        self.withhold()
+        self._pace.take_down()
         if opened is not None:
             opened.keep_session()
             opened.stream.close()
@@ -62,15 +66,15 @@ class Conduit:
 
     def withhold(self) -> int:
         """Forget what was not yet written to the upstream; returns how many bytes that was."""
-        count = sum(map(len, self._up))
+        count = self._pace.forget_up() + sum(map(len, self._up))
         self._up.clear()
         return count
 
     def flush(self) -> None:
-        """Write what there is, in one piece for each side."""
-        if self._up:
-            data, self._up = b"".join(self._up), []
-            if self.upstream is not None:
+        """Write what there is and may go, in one piece for each side."""
+        if self._up or self._pace.holds_up:
+            data, self._up = self._pace.upward(b"".join(self._up)), []
+            if self.upstream is not None and data:
                 self.upstream.stream.write(data)
         if self._down:
             data, self._down = b"".join(self._down), []
@@ -85,12 +89,13 @@ class Conduit:
         later requests is kept.
         """
         upstream = self.upstream.stream if self.upstream is not None else None
-        if full or (upstream is not None and upstream.paused):
+        if full or self._pace.holds_up or (upstream is not None and upstream.paused):
             self.hold()
         elif not pending:
             self._hold_client(held=False)
-        if upstream is not None and self._upstream_held != self.client.paused:
-            self._upstream_held = self.client.paused
+        held = self.client.paused or self._pace.holds_down
+        if upstream is not None and self._upstream_held != held:
+            self._upstream_held = held
             if self._upstream_held:
                 upstream.pause_reading()
             else:

@@ -29,6 +29,7 @@ from egressd.gate.inspector.conduit import Conduit
 from egressd.gate.inspector.deadlines import Deadlines
 from egressd.gate.inspector.exchange import Exchange
 from egressd.gate.inspector.layers import InspectorLayer, client_of, context_of
+from egressd.gate.inspector.pace import Pace, Starved
 from egressd.gate.inspector.upstream import Opened, OpenFailed, open_upstream, reason_of
 from egressd.gate.tls.stream import ByteStream
 from egressd.policy.attempt import Decision
@@ -55,7 +56,8 @@ class Engine:
         """Nothing is read before `run`."""
         self.connection = connection
         self.addon = PolicyAddon(connection)
-        self._conduit = Conduit(stream, self)
+        self._pace = Pace(self._go_on)
+        self._conduit = Conduit(stream, self, self._pace)
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._client = client_of(connection, stream)
@@ -108,6 +110,7 @@ class Engine:
         if self._phase is _Phase.OVER:
             return
         if self._exchange is not None:
+            self._exchange.up -= self._conduit.withhold()
             self._exchange.end(reason)
         self._conduit.abort()
         self._finish()
@@ -135,9 +138,14 @@ class Engine:
                 self._conduit.hold()  # a decision or a dial is pending: what comes now would only pile up
             self._feed(events.DataReceived(self._client, data))
         elif self._conduit.is_upstream(stream) and self._server is not None:
-            if self._exchange is not None:
-                self._exchange.down += len(data)
-            self._feed(events.DataReceived(self._server, data))
+            self._from_upstream(data)
+
+    def _from_upstream(self, data: bytes) -> None:
+        """Feed what the limits let pass."""
+        data = self._pace.downward(data)
+        if self._exchange is not None:
+            self._exchange.down += len(data)
+        self._feed(events.DataReceived(self._server, data) if data and self._server is not None else None)
 
     def on_eof(self, stream: ByteStream) -> None:
         """Feed the end of what one side sends."""
@@ -153,6 +161,7 @@ class Engine:
         """End with the client; without its upstream an exchange fails, but the client may ask again."""
         if stream is self._conduit.client:
             if self._is_open() and self._exchange is not None:
+                self._exchange.up -= self._conduit.withhold()
                 self._exchange.end(Reason.CLIENT_CLOSED)
             self._conduit.drop_upstream()
             self._finish()
@@ -263,6 +272,7 @@ class Engine:
         work = hook(flow) if hook is not None else None
         if opening:
             self._exchange = exchange_of(flow)
+            self._pace.bind(self._exchange.account)
         if work is not None:
             task = self._spawn(self._finish_hook(work, command))
             task.add_done_callback(lambda _: work.close())  # which a task that is cancelled early never began
@@ -319,6 +329,8 @@ class Engine:
         if self._server is not None:
             self._server.state = ConnectionState.CLOSED
             self._server = None
+        if self._exchange is not None:
+            self._exchange.up -= self._conduit.withhold()
         self._conduit.drop_upstream()
 
     # how exchanges end
@@ -329,6 +341,12 @@ class Engine:
         if command.early:
             self._early = True
             return
+        if self._pace.holds_up:
+            self._end(exchange, Reason.COMPLETED, "answered before the end of the request")
+            self._leave()
+            return
+        if (behind := self._pace.take_down()) and self._server is not None:
+            self._queue.append(events.DataReceived(self._server, behind))
         dropped = self._layer.sandbox_side.trailers_dropped
         exchange.end(Reason.COMPLETED, "request trailers dropped" if dropped else None)
         self._exchange = None
@@ -339,8 +357,14 @@ class Engine:
         assert self._exchange is not None
         for command in self._layer.sandbox_side.end_response():
             self._steps[type(command)](command)
-        self._exchange.end(Reason.COMPLETED, "answered before the end of the request")
+        self._end(self._exchange, Reason.COMPLETED, "answered before the end of the request")
         self._leave()
+
+    def _end(self, exchange: Exchange, reason: Reason, detail: str | None = None) -> None:
+        """Let go upstream what may, and end the exchange; what has to wait never left."""
+        self._conduit.flush()
+        exchange.up -= self._conduit.withhold()
+        exchange.end(reason, detail)
 
     def _deny(self) -> None:
         """Answer a request that the addon has not admitted."""
@@ -364,7 +388,7 @@ class Engine:
         if exchange is None:
             self._leave()
         elif reason is Reason.CLIENT_CLOSED:
-            exchange.end(reason, detail)
+            self._end(exchange, reason, detail)
             self._leave()
         elif not self._layer.sandbox_side.begun:
             if not exchange.decided:
@@ -372,10 +396,10 @@ class Engine:
             exchange.refuse(reason)
             self._answer(exchange, reason, detail)
         elif self._layer.sandbox_side.framed:
-            exchange.end(reason, detail)
+            self._end(exchange, reason, detail)
             self._leave()  # the client sees that the response is incomplete
         else:
-            exchange.end(reason, detail)
+            self._end(exchange, reason, detail)
             self._conduit.abort()
             self._finish()
 
@@ -438,6 +462,7 @@ class Engine:
             self._over.set_result(None)
 
     def _stop_tasks(self) -> None:
+        self._pace.stop()
         for task in self._tasks - {asyncio.current_task(self._loop)}:
             task.cancel()
 
@@ -448,6 +473,19 @@ class Engine:
             kept = len(self._layer.sandbox_side.buf)
             limit = READ_AHEAD + self.connection.services.settings.head_bytes
             self._conduit.steer(pending=bool(self._tasks), full=kept > limit)
+            if not self._busy and (starved := self._pace.arm()) is not None:
+                self._guard(lambda: self._starve(starved))
+
+    def _go_on(self) -> None:
+        """There may be room again for what waits."""
+        if self._is_open():
+            self._deadlines.moved()
+            self._from_upstream(b"")
+
+    def _starve(self, starved: Starved) -> None:
+        if self._exchange is not None:
+            self._exchange.retry_after = starved.retry_after
+        self._failed(Reason.RATE_LIMITED, starved.detail)
 
     def _overdue(self) -> None:
         if self._phase is _Phase.LEAVING:

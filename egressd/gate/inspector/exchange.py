@@ -12,9 +12,11 @@ from egressd.gate import internal
 from egressd.gate.connection import Connection
 from egressd.gate.inspector.binding import Bound
 from egressd.gate.inspector.refusal import Refusal, Refused, answer_http, refuse_http
+from egressd.gate.limits import Account, Over
 from egressd.journal.record import Record, clip, new_id
 from egressd.policy.attempt import DENIED, Address, Decision, RequestAttempt
 from egressd.policy.decide import decide, permit_address
+from egressd.policy.effective import EffectiveEntry
 from egressd.policy.names import format_host
 from egressd.policy.reasons import Reason
 
@@ -36,6 +38,9 @@ class Exchange:
     bound: Bound | None = None
     attempt: RequestAttempt | None = None
     decision: Decision = DENIED
+    account: Account | None = None
+    """The limits that bind it, once it was counted against them."""
+    retry_after: int | None = None
     admitted: bool = False
     refusal: Refusal | None = None
     status: int | None = None
@@ -104,6 +109,7 @@ class Exchange:
             port=self.bound.port if self.bound is not None else connection.destination.port,
             method=self.method,
             accept=self.accept,
+            retry_after=self._retry_after(reason),
             status=own.status if own is not None else None,
             hint=own.hint if own is not None else None,
             allow=own.allow if own is not None else None,
@@ -112,6 +118,21 @@ class Exchange:
         self.refusal = refuse_http(reason, refused)
         self.status = self.refusal.status
         return self.refusal
+
+    def _retry_after(self, reason: Reason) -> int | None:
+        if reason is not Reason.RATE_LIMITED:
+            return None
+        return self.retry_after if self.retry_after is not None else self.connection.retry_after
+
+    def charge(self, entry: EffectiveEntry | None, size: int) -> Over | None:
+        """Count this request, which `entry` allows and whose head has `size` bytes, against its limits; over one, say which."""
+        assert self.bound is not None
+        connection, now = self.connection, time.monotonic()
+        sandbox = connection.sandbox
+        self.account = sandbox.budget.account(now, sandbox.policy.effective, entry)
+        over = self.account.request(now, connection.attempt_id, self.bound.host, size)
+        self.retry_after = over.retry_after if over is not None else None
+        return over
 
     def deny(self, decision: Decision, detail: str | None = None) -> Refusal:
         """Decide against the request, once: make its response and write its decision record."""

@@ -32,6 +32,8 @@ class Refused:
     port: int | None = None
     method: str | None = None
     accept: str | None = None
+    retry_after: int | None = None
+    """Seconds until it is worth asking again."""
     status: int | None = None
     hint: str | None = None
     allow: str | None = None
@@ -72,8 +74,9 @@ def refuse_http(reason: Reason, refused: Refused) -> Refusal:
             "".join(f"{line}\n" for line in lines if line).encode("ascii"),
         )
     allow = ((b"allow", refused.allow.encode("ascii")),) if refused.allow is not None else ()
+    later = ((b"retry-after", b"%d" % refused.retry_after),) if refused.retry_after is not None else ()
     fields = _fields(reason, content_type, body, refused.attempt_id)
-    return Refusal(reason, status, sentence, (*allow, *fields), body)
+    return Refusal(reason, status, sentence, (*allow, *later, *fields), body)
 
 
 def answer_http(content_type: str, body: bytes, attempt_id: str) -> Refusal:
@@ -149,6 +152,7 @@ def _json(reason: Reason, sentence: str, hint: str, refused: Refused) -> bytes:
         "sandbox": refused.sandbox,
         "attempt": refused.attempt_id,
         "hint": hint,
+        "retry_after": refused.retry_after,
     }
     return (
         json.dumps(
