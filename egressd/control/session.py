@@ -193,6 +193,7 @@ class Session:
             sockets=request.sockets,
             masks=tuple(str(path) for path in config.private_paths()),
             trust=_trusted(trust),
+            seeds={name: str(path) for name, path in trust.nss.items()},
             hostname="sandbox",
         )
 

@@ -19,6 +19,7 @@ import re
 import secrets
 import shlex
 import shutil
+import subprocess
 import time
 import warnings
 from collections import Counter
@@ -37,10 +38,13 @@ from egressd.gate.tls.upstream import SYSTEM_BUNDLES
 JAVA_PASSWORD: Final = "changeit"  # noqa: S105 # Java's own default for stores of public certificates
 """Java wants a password for an integrity check; there is nothing to keep secret."""
 
-_FORMAT: Final = b"egressd trust 1"  # another layout is another content
+_FORMAT: Final = b"egressd trust 2"  # another layout is another content
 _PEM: Final = re.compile(rb"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]+-----END CERTIFICATE-----")
 _MAX_BUNDLE: Final = 16 * 1024 * 1024
 _KEPT: Final = 30 * 86400.0  # seconds; a sandbox may live as long on an older content
+
+_NSS_FOLDER: Final = ".pki/nssdb"  # below the home: where Chromium and its kin look, and nowhere else
+_CERTUTIL_SECONDS: Final = 10.0
 
 _JAVA_STORES: Final = (
     "/etc/ssl/certs/java/cacerts",
@@ -95,6 +99,14 @@ class Trust:
         return self.directory / "java.p12"
 
     @property
+    def nss(self) -> dict[str, Path]:
+        """The files of an NSS database, by their place below a home; none where the host has no certutil.
+
+        The programs that read it must be able to write it, so each sandbox gets a copy.
+        """
+        return {f"{_NSS_FOLDER}/{path.name}": path for path in sorted((self.directory / "nss").glob("*"))}
+
+    @property
     def java_default(self) -> Path:
         """A PKCS #12 store without one, as Java opens its default store."""
         return self.certs / "java" / "cacerts"
@@ -110,12 +122,14 @@ def build_trust(trust: Path, ca_pem: bytes, system_pem: bytes | None = None) -> 
     if system_pem is None:
         system_pem = _read_system()
     ours = _own(trust, ca_pem)
-    digest = hashlib.sha256(b"\0".join((_FORMAT, ca_pem, system_pem))).hexdigest()[:32]
+    certutil = shutil.which("certutil")
+    kinds = b"nss" if certutil else b""
+    digest = hashlib.sha256(b"\0".join((_FORMAT, kinds, ca_pem, system_pem))).hexdigest()[:32]
     directory = trust / f"content-{digest}"
     try:
         _prepare(trust)
         if not (directory / "built").is_file():
-            _build(directory, ours, system_pem)
+            _build(directory, ours, system_pem, certutil)
         for name in ("ca.crt", "bundle.crt"):
             _publish(directory / name, trust / name)
         os.utime(directory)
@@ -233,7 +247,7 @@ def _prepare(trust: Path) -> None:
         raise TrustError(trust, "can be written by others", f"remove {trust} and start again")
 
 
-def _build(directory: Path, ours: bytes, system_pem: bytes) -> None:
+def _build(directory: Path, ours: bytes, system_pem: bytes, certutil: str | None) -> None:
     """Build the content beside its place and move it there whole; who comes second finds it and discards his
     own."""
     scratch = directory.with_name(f"{directory.name}.{secrets.token_hex(4)}.new")
@@ -251,6 +265,8 @@ def _build(directory: Path, ours: bytes, system_pem: bytes) -> None:
         _write(scratch / "java.p12", pkcs12.serialize_java_truststore(trusted, password))
         plain = serialization.NoEncryption()
         _write(scratch / "certs/java/cacerts", pkcs12.serialize_java_truststore(trusted, plain))
+        if certutil is not None:
+            _write_nss(scratch / "nss", certutil, scratch / "ca.crt")
         _write(scratch / "built", b"%d\n" % len(blocks))
         scratch.chmod(0o755)
         if (
@@ -304,6 +320,32 @@ def _write_certs(
     _write(certs / "ca-certificates.crt", bundle)
     for directory in (certs / "java", certs):
         directory.chmod(0o755)
+
+
+def _write_nss(folder: Path, certutil: str, certificate: Path) -> None:
+    """Make a database that trusts ours for servers, besides what a browser brings along; leave none where that fails."""
+    folder.mkdir()
+    place = ("-d", f"sql:{folder}")
+    steps = (("-N", "--empty-password"), ("-A", "-n", "egressd", "-t", "C,,", "-i", str(certificate)))
+    try:
+        for action, *rest in steps:
+            command = [certutil, action, *place, *rest]
+            subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=True,
+                timeout=_CERTUTIL_SECONDS,
+                env={"PATH": os.defpath},
+            )
+    except (OSError, subprocess.SubprocessError):
+        shutil.rmtree(folder)  # a browser then says that it does not know the issuer; all else works
+        return
+    (folder / "pkcs11.txt").unlink(
+        missing_ok=True
+    )  # it names this host's folder, and is made anew where it is missing
+    for path in (folder, *folder.iterdir()):
+        path.chmod(0o755 if path == folder else 0o644)
 
 
 def _subject_hash(certificate: x509.Certificate) -> str:

@@ -83,7 +83,7 @@ def writable(spec: SandboxSpec, path: str) -> bool:
 
 def plan(spec: SandboxSpec, paths: View, command: Sequence[str], *, terminal: bool) -> Plan:
     """How bubblewrap is to start `command`; `terminal`: it gets a terminal of its own. `paths` is what was wired."""
-    files = _files(spec)
+    files, seeds = _files(spec), _seeds(spec, paths)
     arguments = [
         *_NAMESPACES,
         "--hostname",
@@ -109,6 +109,8 @@ def plan(spec: SandboxSpec, paths: View, command: Sequence[str], *, terminal: bo
         arguments += [option, path, path]
     for number, inside in enumerate(files):
         arguments += ["--perms", "0444", "--ro-bind-data", str(_FILES + number), inside]
+    for number, inside in enumerate(seeds, len(files)):
+        arguments += ["--perms", "0600", "--file", str(_FILES + number), inside]
     arguments += ["--seccomp", str(_SECCOMP), "--json-status-fd", str(STATUS), "--chdir", paths.writable[0]]
     arguments.append("--clearenv")
     environment = {"XDG_RUNTIME_DIR": f"/run/user/{identity.INSIDE_UID}", **spec.env}
@@ -117,7 +119,10 @@ def plan(spec: SandboxSpec, paths: View, command: Sequence[str], *, terminal: bo
             raise WiringError("run", f"{name!r} is no name for an environment variable")
         arguments += ["--setenv", name, value]
     return Plan(
-        _joined(arguments), seccomp.program(), tuple(files.values()), _shimmed(command, terminal=terminal)
+        _joined(arguments),
+        seccomp.program(),
+        (*files.values(), *seeds.values()),
+        _shimmed(command, terminal=terminal),
     )
 
 
@@ -258,11 +263,30 @@ def _files(spec: SandboxSpec) -> dict[str, bytes]:
         target = os.path.realpath(inside)
         if not os.path.exists(target) and not _on_tmpfs(target, spec):
             raise WiringError("run", f"{inside} does not exist, so nothing can be put in its place")
-        try:
-            files[target] = Path(outside).read_bytes()
-        except OSError as error:
-            raise WiringError.from_os(f"read {outside}", error) from error
+        files[target] = _content(outside)
     return files
+
+
+def _seeds(spec: SandboxSpec, paths: View) -> dict[str, bytes]:
+    """Files that the sandbox begins with in its empty home: {path inside: content}.
+
+    Never in a tree that is let in: bubblewrap would write into the host's own file.
+    """
+    home = os.path.realpath(spec.home)
+    trees = (*paths.writable, *paths.readonly, *paths.sockets)
+    inside = {os.path.join(home, name): outside for name, outside in spec.seeds.items()}
+    return {
+        path: _content(outside)
+        for path, outside in inside.items()
+        if home in paths.hidden and not any(within(path, tree) for tree in trees)
+    }
+
+
+def _content(outside: str) -> bytes:
+    try:
+        return Path(outside).read_bytes()
+    except OSError as error:
+        raise WiringError.from_os(f"read {outside}", error) from error
 
 
 def _on_tmpfs(path: str, spec: SandboxSpec) -> bool:

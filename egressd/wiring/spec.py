@@ -27,7 +27,9 @@ class SandboxSpec:
     `workspace` is writable and the command's working directory. `home` is the caller's home directory: it becomes an
     empty writable one, because it holds ssh keys, cloud credentials and shell start-up files. `uid` matters to root
     only: the host uid (and gid) of the sandbox, SANDBOX_UID if None. `masks` are hidden wherever they lie. `trust` maps
-    a path inside to the host's file or directory whose content appears there, read-only.
+    a path inside to the host's file or directory whose content appears there, read-only. `seeds` maps a path below the
+    home to the host's file of which the command finds a copy there that it may change; where something of the host's is
+    let in at that place, it is left alone.
     """
 
     workspace: str
@@ -38,6 +40,7 @@ class SandboxSpec:
     sockets: tuple[str, ...] = ()
     masks: tuple[str, ...] = ()
     trust: Mapping[str, str] = field(default_factory=dict)
+    seeds: Mapping[str, str] = field(default_factory=dict)
     hostname: str = "sandbox"
     user: str = "sandbox"
     nflog_group: int = ruleset.NFLOG_GROUP

@@ -134,6 +134,39 @@ class TestContent:
     def test_ours_is_not_doubled_when_the_system_has_it(self, tmp_path: Path, authority: Authority) -> None:
         assert build_trust(tmp_path / "t", authority.pem, authority.pem).bundle.read_bytes() == authority.pem
 
+    @pytest.mark.skipif(shutil.which("certutil") is None, reason="certutil is not installed")
+    def test_a_browsers_database_trusts_ours_for_servers_alone(self, trust: Trust, tmp_path: Path) -> None:
+        assert set(trust.nss) == {".pki/nssdb/cert9.db", ".pki/nssdb/key4.db"}
+        copy = tmp_path / "copy"
+        copy.mkdir()
+        for path in trust.nss.values():
+            shutil.copy(path, copy)
+        listed = subprocess.run(
+            ["certutil", "-L", "-d", f"sql:{copy}"], capture_output=True, text=True, check=True
+        )
+        assert listed.stdout.split()[-2:] == ["egressd", "C,,"]
+
+    def test_there_is_no_such_database_without_certutil(
+        self, tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with_it = build_trust(tmp_path / "t", authority.pem, b"")
+        monkeypatch.setenv("PATH", "/nonexistent")
+        without = build_trust(tmp_path / "t", authority.pem, b"")
+        assert without.nss == {}
+        assert (without.directory == with_it.directory) == (shutil.which("certutil", path=os.defpath) is None)
+
+    def test_a_certutil_that_fails_leaves_no_database(
+        self, tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        broken = tmp_path / "bin/certutil"
+        broken.parent.mkdir()
+        broken.write_text("#!/bin/sh\nexit 1\n")
+        broken.chmod(0o755)
+        monkeypatch.setenv("PATH", str(broken.parent))
+        trust = build_trust(tmp_path / "t", authority.pem, b"")
+        assert trust.nss == {}
+        assert trust.bundle.read_bytes() == authority.pem
+
 
 class TestBuilding:
     def test_everybody_can_read_it_whatever_the_umask(self, tmp_path: Path, authority: Authority) -> None:

@@ -48,6 +48,31 @@ def test_everything_is_read_only_before_anything_is_writable(spec: SandboxSpec) 
     assert set(values(arguments, "--tmpfs")) >= {"/run", "/tmp", "/var/tmp", spec.home}
 
 
+@pytest.mark.parametrize(
+    ("let_in", "copied"),
+    [
+        pytest.param(None, True, id="into the empty home"),
+        pytest.param(".pki", False, id="not over what is let in above it"),
+        pytest.param(".pki/nssdb", False, id="not over what is let in at its place"),
+        pytest.param("other", True, id="beside what is let in elsewhere"),
+    ],
+)
+def test_seeds_are_copied_into_the_home_and_never_into_the_hosts_files(
+    spec: SandboxSpec, let_in: str | None, copied: bool
+) -> None:
+    seed = Path(spec.home) / "seed"
+    seed.write_text("content")
+    binds: tuple[Bind, ...] = ()
+    if let_in is not None:
+        (Path(spec.home) / let_in).mkdir(parents=True)
+        binds = (Bind(f"{spec.home}/{let_in}"),)
+    seeded = replace(spec, binds=binds, seeds={".pki/nssdb/cert9.db": str(seed)})
+    made = plan(seeded, view(seeded), ("true",), terminal=False)
+    arguments = made.arguments.decode().split("\0")
+    assert (f"{spec.home}/.pki/nssdb/cert9.db" in arguments) == copied
+    assert (b"content" in made.files) == copied
+
+
 def test_binds_come_outermost_first_so_that_none_hides_another(spec: SandboxSpec) -> None:
     inner = Path(spec.workspace) / "a" / "b"
     inner.mkdir(parents=True)

@@ -380,6 +380,15 @@ def test_a_project_in_the_home_directory_comes_without_the_rest_of_it(ground: Gr
     assert (project / "made").stat().st_uid == ground.owner
 
 
+def test_seeds_are_the_commands_own_to_change(ground: Ground) -> None:
+    seed = ground.top / "seed"
+    seed.write_text("from the host\n")
+    script = 'cd "$HOME/.a/b"; cat c; echo changed > c; cat c; stat -c %a c; touch d'
+    done = ground.run("sh", "-ec", script, spec={"seeds": {".a/b/c": str(seed)}})
+    assert done.out == "from the host\nchanged\n600\n", (done.seen, done.err)
+    assert seed.read_text() == "from the host\n"
+
+
 def test_files_that_are_trusted_are_put_in_their_place(ground: Ground) -> None:
     bundle = ground.top / "bundle.crt"
     bundle.write_text("the bundle")
