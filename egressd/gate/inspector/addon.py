@@ -53,16 +53,16 @@ class PolicyAddon:
         exchange = Exchange(self.connection)
         flow.metadata[_EXCHANGE] = exchange
         flow.request.stream = False
-        flow.response = _as_response(exchange.refuse(Reason.INTERNAL_ERROR))
+        flow.response = as_response(exchange.refuse(Reason.INTERNAL_ERROR))
         exchange.method = flow.request.method
         exchange.target = flow.request.path
         exchange.accept = flow.request.headers.get("accept")
         decision, detail = self._judge(flow, exchange)
         if not decision.allowed:
-            flow.response = _as_response(exchange.deny(decision, detail))
+            flow.response = as_response(exchange.deny(decision, detail))
             return None
         if decision.reason is Reason.INTERNAL_PAGE:
-            flow.response = _as_response(exchange.answer(decision, self._own_page(exchange)))
+            flow.response = as_response(exchange.answer(decision, self._own_page(exchange)))
             return None
         exchange.decision = decision
         return self._admit(flow, exchange)
@@ -167,11 +167,11 @@ class PolicyAddon:
             async with asyncio.timeout(COMMIT_TIMEOUT):
                 await exchange.commit()
         except (AuditUnavailable, TimeoutError):
-            flow.response = _as_response(exchange.deny(Decision("deny", Reason.AUDIT_UNAVAILABLE)))
+            flow.response = as_response(exchange.deny(Decision("deny", Reason.AUDIT_UNAVAILABLE)))
             return
         if self.connection.sandbox.revoked:
             exchange.refusal = refusal
-            flow.response = _as_response(exchange.refuse(Reason.REVOKED))
+            flow.response = as_response(exchange.refuse(Reason.REVOKED))
             return
         request.headers = http.Headers(onward_request(_fields(request), exchange.bound.authority))
         if request.http_version == "HTTP/1.0" or not _has_body(_fields(request)):
@@ -201,8 +201,8 @@ def _fields(message: http.Message) -> tuple[Field, ...]:
     return message.headers.fields
 
 
-def _as_response(refusal: Refusal) -> http.Response:
-    """The refusal in mitmproxy's form, for a stock mitmproxy; our engine writes the refusal itself."""
+def as_response(refusal: Refusal) -> http.Response:
+    """Return the refusal in mitmproxy's form, for a stock mitmproxy; our engine writes the refusal itself."""
     response = http.Response.make(refusal.status, refusal.body, refusal.fields)
     response.reason = refusal.phrase
     return response
