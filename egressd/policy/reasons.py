@@ -63,6 +63,8 @@ class Reason(StrEnum):
     BAD_HEADER = "bad_header"
     BAD_FRAMING = "bad_framing"
     NESTED_CONNECT = "nested_connect"
+    MISDIRECTED_REQUEST = "misdirected_request"
+    FLOOD = "flood"
     CLIENT_REJECTED_CA = "client_rejected_ca"
     PROTOCOL_NOT_ALLOWED = "protocol_not_allowed"
     # DNS
@@ -88,6 +90,7 @@ class Reason(StrEnum):
     UPSTREAM_WANTS_CLIENT_CERTIFICATE = "upstream_wants_client_certificate"
     UPSTREAM_PROTOCOL = "upstream_protocol"
     UPSTREAM_CLOSED = "upstream_closed"
+    UPSTREAM_NO_HTTP2 = "upstream_no_http2"
     # how an attempt ended
     COMPLETED = "completed"
     CLIENT_CLOSED = "client_closed"
@@ -198,6 +201,12 @@ WORDS: dict[Reason, Words] = {
     Reason.BAD_HEADER: Words("a header field is malformed", _FIX, 400),
     Reason.BAD_FRAMING: Words("the length of the message is ambiguous", _FIX, 400),
     Reason.NESTED_CONNECT: Words("CONNECT is not accepted inside a connection", _FIX),
+    Reason.MISDIRECTED_REQUEST: Words(
+        "the request is for another host than its connection",
+        "Open a connection of its own for this host; the rules allow it.",
+        421,
+    ),
+    Reason.FLOOD: Words("the connection asks for work and carries nothing", _FIX, 429),
     Reason.CLIENT_REJECTED_CA: Words(
         "the client does not trust egressd's certificate authority",
         "Point the client at the CA bundle (SSL_CERT_FILE and its kin).",
@@ -236,6 +245,11 @@ WORDS: dict[Reason, Words] = {
     ),
     Reason.UPSTREAM_PROTOCOL: Words("the host's answer is malformed", _LATER, 502),
     Reason.UPSTREAM_CLOSED: Words("the host closed the connection", _LATER, 502),
+    Reason.UPSTREAM_NO_HTTP2: Words(
+        "the host does not speak HTTP/2, and the client offered nothing else",
+        "Let the client offer HTTP/1.1 as well.",
+        502,
+    ),
     Reason.COMPLETED: Words("it ran to its end", "", 200),
     Reason.CLIENT_CLOSED: Words("the sandbox closed the connection", ""),
     Reason.REVOKED: Words("the sandbox was revoked", "Stop; nothing leaves this sandbox any more."),
