@@ -71,6 +71,7 @@ ZONE: dict[str, Name] = {
     "evil-lab.com": _EVIL,
     "*.evil-lab.com": _EVIL,
     "lab-origin.com": _ANYWHERE,
+    topology.DNS_NAME: Name(a=(topology.DNS,), aaaa=(topology.DNS_V6,)),
     "api.lab-origin.com": _ANYWHERE,
     "www.lab-origin.com": Name(cname="api.lab-origin.com"),
     "*.wild.lab-origin.com": _ANYWHERE,
@@ -201,7 +202,7 @@ class Zone:
         return entry.a if kind == "A" else entry.aaaa
 
     def _pack(self, response: dns.message.Message, query: dns.message.Message, transport: str) -> bytes:
-        size = 65535 if transport == "tcp" else max(512, query.payload if query.edns >= 0 else 512)
+        size = max(512, query.payload if query.edns >= 0 else 512) if transport == "udp" else 65535
         try:
             return response.to_wire(max_size=size)
         except dns.exception.TooBig:
@@ -248,22 +249,29 @@ async def serve_zone(zone: Zone, address: str) -> None:
     await loop.create_datagram_endpoint(lambda: _Datagrams(zone.answer), local_addr=(address, 53))
 
     async def stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer = writer.get_extra_info("peername")
-        try:
-            while True:
-                (length,) = struct.unpack("!H", await reader.readexactly(2))
-                wire = await reader.readexactly(length)
-                reply = zone.answer(wire, "tcp", f"{peer[0]}:{peer[1]}")
-                await asyncio.sleep(reply.wait)
-                if reply.wire is not None:
-                    writer.write(struct.pack("!H", len(reply.wire)) + reply.wire)
-                    await writer.drain()
-        except (asyncio.IncompleteReadError, OSError):
-            pass  # the client is done
-        finally:
-            writer.close()
+        await carry_messages(zone, "tcp", reader, writer)
 
     await asyncio.start_server(stream, address, 53)
+
+
+async def carry_messages(
+    zone: Zone, transport: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    """Answers the queries of one connection, each behind its length, in the order in which they came."""
+    peer = writer.get_extra_info("peername")
+    try:
+        while True:
+            (length,) = struct.unpack("!H", await reader.readexactly(2))
+            wire = await reader.readexactly(length)
+            reply = zone.answer(wire, transport, f"{peer[0]}:{peer[1]}")
+            await asyncio.sleep(reply.wait)
+            if reply.wire is not None:
+                writer.write(struct.pack("!H", len(reply.wire)) + reply.wire)
+                await writer.drain()
+    except (asyncio.IncompleteReadError, OSError):
+        pass  # the client is done
+    finally:
+        writer.close()
 
 
 def entry_from(values: dict[str, object]) -> Name:

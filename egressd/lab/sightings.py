@@ -56,7 +56,7 @@ class SeenQuery:
     """Lower case, without the final dot."""
     type: str
     transport: str
-    """udp or tcp."""
+    """udp, tcp, tls or https."""
     peer: str
     spelling: str
     """The name as it was spelled (0x20)."""

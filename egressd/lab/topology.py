@@ -18,6 +18,11 @@ OPEN = ("11.0.0.3", "2600:11::3")
 
 DNS = "11.0.0.53"
 DNS_V6 = "2600:11::53"
+DNS_NAME = "dns.lab-origin.com"
+"""What its certificate holds, besides its addresses."""
+DOT_PORT = 853
+DOH_PORT = 4443
+"""The web listens on 443 of every address."""
 
 PYPI = "11.0.0.11"
 PYTHONHOSTED = "11.0.0.12"

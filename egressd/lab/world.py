@@ -35,6 +35,7 @@ from egressd.lab.namespaces import (
 )
 from egressd.lab.origins import Web, make_git
 from egressd.lab.pki import KINDS, Authority
+from egressd.lab.secure_names import serve_secure_zone
 
 _DRAIN_AT_ONCE = 512
 
@@ -43,7 +44,7 @@ class World:
     """The servers of one lab and what they saw."""
 
     def __init__(self, folder: Path) -> None:
-        self.authority = Authority((*topology.ORIGINS, *topology.ATTACKERS))
+        self.authority = Authority((*topology.ORIGINS, *topology.ATTACKERS, topology.DNS, topology.DNS_V6))
         for kind in KINDS[1:]:
             self.authority.kinds[f"{kind}.lab-origin.com"] = kind
         (folder / "ca.pem").write_bytes(self.authority.root_pem())
@@ -74,6 +75,7 @@ class World:
         self.attacker.listen()
         for address in (topology.DNS, topology.DNS_V6):
             await serve_zone(self.zone, address)
+            await serve_secure_zone(self.zone, self.authority, address)
         await self.web.serve()
 
     def answer(self, line: bytes) -> bytes:
