@@ -11,7 +11,7 @@ PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
 export PATH
 ARGS ?=
 
-.PHONY: help demo test check bench soak image clean packages
+.PHONY: help demo test check bench clients soak image clean packages
 
 help: ## this list
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -30,6 +30,9 @@ check: .venv/ready ## formatting, lint and types; no test runs
 bench: .venv/ready packages ## there are no benchmarks yet: times the test suite's slowest parts
 	@echo 'bench: no benchmark exists yet; these are the 25 slowest tests, which bound nothing.'
 	@$(BIN)/python -m pytest -q --durations=25 $(ARGS)
+
+clients: .venv/ready packages ## real clients behind egressd: docs/clients.md; installs them once; ARGS="--only git"
+	@$(BIN)/python -m tests.clients $(ARGS)
 
 soak: .venv/ready packages ## the tests that run for minutes
 	@$(BIN)/python -m pytest -m soak --timeout=1800 $(ARGS) || \
