@@ -21,7 +21,15 @@ from egressd.rulefiles.load import load_rules
 from egressd.rulefiles.problems import Problems
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ["README.md", "SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/records.md", "rules/README.md"]
+PAGES = [
+    "README.md",
+    "SECURITY.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "docs/records.md",
+    "docs/dns.md",
+    "rules/README.md",
+]
 ATTEMPT = re.compile(r"\b[0-9a-f]{28}\b")
 VARYING = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z|\bsbx-[0-9a-f]+\b|\b[0-9a-f]{28}\b")
 

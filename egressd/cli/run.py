@@ -49,7 +49,8 @@ def run(
         list[str] | None, typer.Option(help="A host Unix socket to let in, with all that it can do.")
     ] = None,
     dns_upstream: Annotated[
-        str | None, typer.Option(help="system, udp://ADDRESS[:PORT] or tcp://ADDRESS[:PORT].")
+        str | None,
+        typer.Option(help="system, or udp://, tcp://, tls:// or https:// with ADDRESS[:PORT][#NAME]."),
     ] = None,
     ready_timeout: Annotated[str, typer.Option(help="How long readiness may take, such as 10s.")] = "10s",
     uid: Annotated[int | None, typer.Option(help="As root: the host uid of the sandbox.")] = None,

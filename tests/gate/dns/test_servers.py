@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from ipaddress import IPv4Address, IPv6Address
@@ -134,3 +135,13 @@ def test_checking_a_configuration_needs_neither_dns_nor_tls_libraries() -> None:
         [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=60, check=True
     )
     assert result.stdout == "[]\n"
+
+
+def test_every_upstream_in_the_documentation_is_one() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "dns.md").read_text("utf-8")
+    written = re.findall(r"upstream: \"?([^\s\"}]+)", text) + re.findall(r"`(https://9[^`]+)`", text)
+    assert len(written) >= 6
+    for each in written:
+        assert len(parse_upstream(each)) == 1
+    for form in FORMS.replace(" or ", ", ").split(", "):
+        assert f"`{form}`" in text
