@@ -27,13 +27,13 @@ class ObjectStore:
 
     async def answer(self, exchange: Exchange) -> None:
         """Answers PUT, GET, HEAD and DELETE of an object."""
-        problem = _wrong_signature(exchange)
+        body = await exchange.body()
+        problem = _wrong_signature(exchange, body)
         if problem:
             await exchange.reply(403, _error(problem), _XML)
             return
         key, method = exchange.seen.path, exchange.seen.method
         if method == "PUT":
-            body = await exchange.body()
             chunked = "aws-chunked" in (exchange.seen.header("content-encoding") or "")
             content = self._objects[key] = _unchunked(body) if chunked else body
             await exchange.reply(200, b"", {"ETag": _tag(content)})
@@ -48,7 +48,7 @@ class ObjectStore:
             await exchange.reply(404, _error("NoSuchKey"), _XML)
 
 
-def _wrong_signature(exchange: Exchange) -> str | None:
+def _wrong_signature(exchange: Exchange, body: bytes) -> str | None:
     """The error code for a request that is not signed with the one key, or None."""
     authorization = exchange.seen.header("authorization") or ""
     algorithm, _, rest = authorization.partition(" ")
@@ -65,7 +65,7 @@ def _wrong_signature(exchange: Exchange) -> str | None:
             *(f"{name}:{_header(exchange, name)}" for name in signed),
             "",
             ";".join(signed),
-            exchange.seen.header("x-amz-content-sha256") or "UNSIGNED-PAYLOAD",
+            exchange.seen.header("x-amz-content-sha256") or hashlib.sha256(body).hexdigest(),
         ]
     )
     moment = exchange.seen.header("x-amz-date") or ""
