@@ -1,6 +1,7 @@
 """The channel between control and worker: whole messages, descriptors, and an end at the first malformed one."""
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import Awaitable, Callable
@@ -18,6 +19,7 @@ from egressd.gate.channel import (
     Ready,
     Records,
     Serve,
+    Spent,
     sealed,
     unsealed,
 )
@@ -143,3 +145,49 @@ def test_a_sealed_payload_cannot_be_changed_by_who_receives_it() -> None:
     with pytest.raises(PermissionError):
         os.ftruncate(fd, 0)
     assert unsealed(fd) == b"abc"
+
+
+def test_what_a_worker_said_before_its_death_is_read_though_it_cannot_be_answered() -> None:
+    async def body(far: socket.socket, end: End) -> None:
+        spent = [Spent(sandbox="sbx-1", owner="api", kind="upload", tokens=n) for n in range(200)]
+        seen = 0
+
+        def answer(message: Any, fds: list[int]) -> None:
+            nonlocal seen
+            seen += 1
+            with contextlib.suppress(ChannelBroken):
+                end.channel.send(Ready())
+            end.got(message, fds)
+
+        end.channel._on_message = answer
+        end.channel.send(Ready())  # unread at the other end when it dies: the kernel tells that as a reset
+        far.setblocking(False)
+        for message in spent:
+            far.send(message.model_dump_json().encode())
+        far.close()
+        await end.until(lambda: end.reason is not None)
+        assert seen == 200
+        assert [message.tokens for message, _ in end.messages] == list(range(200))
+        assert end.reason == "closed"
+        with pytest.raises(ChannelBroken):
+            end.channel.send(Ready())
+
+    with_pair(body)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param('"owner":"api","kind":"upload","tokens":1e999', id="an infinite level"),
+        pytest.param('"owner":"api","kind":"bytes","tokens":1', id="a kind that there is not"),
+        pytest.param('"owner":7,"kind":"upload","tokens":1', id="an owner that is no text"),
+        pytest.param('"owner":"api","kind":"upload","tokens":1,"age":0', id="more than is asked"),
+    ],
+)
+def test_a_level_that_is_none_ends_the_worker(fields: str) -> None:
+    async def body(far: socket.socket, end: End) -> None:
+        far.send(b'{"type":"spent","sandbox":"sbx-1",%s}' % fields.encode())
+        await end.until(lambda: end.reason is not None)
+        assert not end.messages
+
+    with_pair(body)

@@ -1,72 +1,53 @@
+"""What the limits of rules and profile let pass, by an injected clock."""
+
 from __future__ import annotations
+
+from ipaddress import IPv4Address
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egressd.gate.limits import Budget, Fold, TokenBucket
+from egressd.gate import limits as module
+from egressd.gate.limits import PROFILE, Account, Budget, Fold, Kind, Level, Over, kept, limited
 from egressd.gate.settings import Settings
+from egressd.policy.effective import EffectiveEntry, EffectivePolicy, EntryLimits, Rate
+from egressd.policy.reasons import Reason
 
-TIMES = st.lists(st.floats(0, 1_000, allow_nan=False), max_size=60)
-
-
-def test_a_bucket_starts_full_and_refills_at_its_rate() -> None:
-    bucket = TokenBucket(3, 60)
-    assert [bucket.take(100.0) for _ in range(4)] == [True, True, True, False]
-    assert not bucket.take(119.9)
-    assert bucket.take(120.1)
+A, B, C = (("a", "example", "com"), ("b", "example", "com"), ("c", "example", "com"))
 
 
-def test_a_bucket_never_holds_more_than_its_amount() -> None:
-    bucket = TokenBucket(2, 1)
-    assert bucket.take(0.0)
-    assert [bucket.take(1_000_000.0) for _ in range(3)] == [True, True, False]
+def rate(amount: int, seconds: int = 60) -> Rate:
+    return Rate(amount=amount, seconds=seconds)
 
 
-@pytest.mark.parametrize("units", [-1.0, float("-inf"), float("nan"), float("inf"), 3.0])
-def test_units_that_are_negative_or_more_than_the_bucket_holds_are_never_granted(units: float) -> None:
-    bucket = TokenBucket(2, 1)
-    assert not bucket.take(0.0, units)
-    assert bucket.take(0.0, 2.0)
+def entry(
+    name: str = "api", *, hosts: tuple[str, ...] = ("*.example.com",), **limits: object
+) -> EffectiveEntry:
+    return EffectiveEntry(
+        id=name,
+        place="p.yaml:1",
+        effect="allow",
+        hosts=hosts,
+        limits=EntryLimits.model_validate(limits),
+    )
 
 
-def test_a_refusal_takes_nothing() -> None:
-    bucket = TokenBucket(2, 1)
-    assert not bucket.take(0.0, 2.5)
-    assert bucket.take(0.0, 2.0)
+def policy(*entries: EffectiveEntry, **limits: object) -> EffectivePolicy:
+    return EffectivePolicy(profile="p", entries=entries, limits=EntryLimits.model_validate(limits))
 
 
-def test_wait_tells_when_the_units_could_be_taken() -> None:
-    bucket = TokenBucket(10, 10)
-    assert bucket.wait(0.0, 10) == 0
-    assert bucket.take(0.0, 10)
-    assert bucket.wait(0.0, 4) == pytest.approx(4)
-    assert bucket.wait(3.0, 4) == pytest.approx(1)
-    assert bucket.wait(3.0, 11) == float("inf")
+def account(entry: EffectiveEntry, **profile: object) -> Account:
+    return Budget(Settings()).account(0.0, policy(entry, **profile), entry)
 
 
-def test_a_clock_that_steps_back_fills_nothing() -> None:
-    bucket = TokenBucket(1, 10)
-    assert bucket.take(100.0)
-    assert not bucket.take(50.0)
-    assert not bucket.take(105.0)
-    assert bucket.take(110.0)
+def ask(account: Account, now: float = 0.0, host: object = A, size: int = 100, by: str = "c1") -> str | None:
+    """One request; None where it passes, else which limit it is over."""
+    over = account.request(now, by, host, size)  # type: ignore[arg-type]  # Name or Address
+    return over.limit if over is not None else None
 
 
-@pytest.mark.parametrize(("amount", "seconds"), [(0, 1), (1, 0), (-1, 1), (1, -1), (float("nan"), 1)])
-def test_a_bucket_of_nothing_is_refused(amount: float, seconds: float) -> None:
-    with pytest.raises(ValueError, match="positive"):
-        TokenBucket(amount, seconds)
-
-
-@given(TIMES, st.integers(1, 20), st.integers(1, 20))
-def test_no_order_of_clock_readings_grants_more_than_burst_plus_rate(
-    times: list[float], amount: int, seconds: int
-) -> None:
-    bucket = TokenBucket(amount, seconds)
-    granted = sum(bucket.take(now) for now in times)
-    span = max(times) - min(times) if times else 0
-    assert granted <= amount + span * amount / seconds + 1e-6
+# repeats
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 100, allow_nan=False)), max_size=60))
@@ -90,6 +71,9 @@ def test_the_first_of_a_kind_is_recorded_and_the_rest_counted_once_the_window_en
     assert fold.take(15.0) == []
 
 
+# what control sets
+
+
 def test_connections_are_counted_and_given_back() -> None:
     budget = Budget(Settings(connections=2))
     assert [budget.connection() for _ in range(3)] == [True, True, False]
@@ -111,3 +95,301 @@ def test_dns_queries_are_counted_by_the_minute() -> None:
     budget = Budget(Settings(dns_queries_per_minute=2))
     assert [budget.dns_query(0.0) for _ in range(3)] == [True, True, False]
     assert budget.dns_query(30.0)
+
+
+# requests
+
+
+def test_requests_are_counted_for_each_entry_by_itself() -> None:
+    first, second = entry("one", requests=rate(2)), entry("two", requests=rate(2))
+    rules = policy(first, second)
+    budget = Budget(Settings())
+    one, two = (budget.account(0.0, rules, each) for each in (first, second))
+    assert [ask(one) for _ in range(3)] == [None, None, "requests of rule one"]
+    assert ask(two) is None
+
+
+def test_entries_of_one_service_share_what_they_have() -> None:
+    first, second = entry("pypi", requests=rate(2)), entry("pypi", requests=rate(2))
+    rules, budget = policy(first, second), Budget(Settings())
+    assert ask(budget.account(0.0, rules, first)) is None
+    assert ask(budget.account(0.0, rules, second)) is None
+    assert ask(budget.account(0.0, rules, first)) == "requests of rule pypi"
+
+
+def test_the_profiles_limits_apply_on_top() -> None:
+    first, second = entry("one", requests=rate(9)), entry("two")
+    rules, budget = policy(first, second, requests=rate(2)), Budget(Settings())
+    one, two = (budget.account(0.0, rules, each) for each in (first, second))
+    assert [ask(one), ask(two), ask(one), ask(two)] == [None, None, *["requests of the profile"] * 2]
+
+
+def test_what_only_observe_mode_allows_is_bound_by_the_profile() -> None:
+    budget = Budget(Settings())
+    free = budget.account(0.0, policy(requests=rate(1)), None)
+    assert [ask(free), ask(free)] == [None, "requests of the profile"]
+
+
+def test_a_refusal_says_when_to_come_back() -> None:
+    bound = account(entry(requests=rate(2, 60)))
+    assert [ask(bound), ask(bound)] == [None, None]
+    assert bound.request(0.0, "c1", A, 1) == Over(Reason.RATE_LIMITED, "requests of rule api", 30.0)
+    assert Over(Reason.RATE_LIMITED, "", 29.2).retry_after == 30
+    assert Over(Reason.RATE_LIMITED, "", 0.01).retry_after == 1
+    assert Over(Reason.TOO_MANY_CONNECTIONS, "").retry_after is None
+
+
+def test_a_refusal_costs_nothing() -> None:
+    bound = account(entry(requests=rate(2), new_hosts=rate(2)), requests=rate(9), upload=rate(1000, 86_400))
+    assert ask(bound, size=2000) == "upload of the profile"
+    assert [ask(bound), ask(bound), ask(bound)] == [None, None, "requests of rule api"]
+
+
+def test_no_limits_bind_nothing() -> None:
+    bound = account(entry())
+    assert all(ask(bound, size=10**9) is None for _ in range(1000))
+    assert bound.upload.room(0.0, 10**9) == bound.download.room(0.0, 10**9) == 10**9
+
+
+# bytes
+
+
+@pytest.mark.parametrize(
+    ("size", "passes"),
+    [
+        pytest.param(50_000, True, id="as much as there is"),
+        pytest.param(50_001, False, id="a byte more"),
+    ],
+)
+def test_a_request_goes_only_where_its_head_has_room(size: int, passes: bool) -> None:
+    bound = account(entry(upload=rate(50_000, 86_400)))
+    assert (ask(bound, size=size) is None) is passes
+
+
+def test_a_head_that_has_room_in_a_moment_may_wait_for_it() -> None:
+    bound = account(entry(upload=rate(10_000, 1)))
+    bound.upload.take(0.0, 10_000)
+    assert ask(bound, size=10_000) is None
+    assert ask(bound, size=10_001) == "upload of rule api", "it never will"
+
+
+def test_a_day_that_is_used_up_names_the_time_that_is_left() -> None:
+    bound = account(entry(upload=rate(86_400, 86_400)))
+    bound.upload.take(0.0, 86_400)
+    over = bound.request(0.0, "c1", A, 500)
+    assert over is not None
+    assert over.retry_after == 500
+
+
+def test_bytes_are_bound_by_the_entry_and_by_the_profile() -> None:
+    bound = account(entry(upload=rate(100), download=rate(300)), upload=rate(200), download=rate(30))
+    assert bound.upload.room(0.0, 1000) == 100
+    assert bound.download.room(0.0, 1000) == 30
+
+
+# new hosts
+
+
+def test_a_name_counts_once() -> None:
+    bound = account(entry(new_hosts=rate(2, 60)))
+    asked = [ask(bound, host=host) for host in (A, A, B, A, B, C, A)]
+    assert asked == [None, None, None, None, None, "new_hosts of rule api", None]
+
+
+def test_a_name_counts_again_after_the_time_of_the_limit() -> None:
+    bound = account(entry(new_hosts=rate(1, 60)))
+    assert ask(bound, 0.0, A) is None
+    assert ask(bound, 59.0, A) is None
+    assert ask(bound, 61.0, A) is None
+    assert ask(bound, 61.0, B) == "new_hosts of rule api"
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        pytest.param(entry(hosts=("a.example.com", "b.example.com"), new_hosts=rate(1)), id="only written names"),
+        pytest.param(
+            entry(hosts=("a.example.com", "b.example.com", "*.example.org"), new_hosts=rate(1)),
+            id="written names beside a wildcard",
+        ),
+    ],
+)  # fmt: skip
+def test_names_that_somebody_wrote_down_are_not_new(entry: EffectiveEntry) -> None:
+    bound = account(entry, new_hosts=rate(1))
+    assert [ask(bound, host=host) for host in (A, B, A)] == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        pytest.param(entry(new_hosts=rate(1)), id="a wildcard"),
+        pytest.param(
+            EffectiveEntry(
+                id="api",
+                place="p:1",
+                effect="allow",
+                public_web=True,
+                limits=EntryLimits(new_hosts=rate(1)),
+            ),
+            id="the public web",
+        ),
+    ],
+)  # fmt: skip
+def test_names_that_nobody_wrote_down_are_new(entry: EffectiveEntry) -> None:
+    assert [ask(account(entry), host=host) for host in (A,)] == [None]
+    bound = account(entry)
+    assert [ask(bound, host=host) for host in (A, B)] == [None, "new_hosts of rule api"]
+
+
+def test_the_profile_counts_the_new_names_of_all_its_rules() -> None:
+    first, second = entry("one"), entry("two", hosts=("*.b.example.com",))
+    rules, budget = policy(first, second, new_hosts=rate(1)), Budget(Settings())
+    assert ask(budget.account(0.0, rules, first), host=A) is None
+    assert ask(budget.account(0.0, rules, second), host=B) == "new_hosts of the profile"
+
+
+def test_a_bare_address_is_as_good_as_a_name() -> None:
+    bound = Budget(Settings()).account(0.0, policy(new_hosts=rate(1)), None)
+    assert ask(bound, host=IPv4Address("192.0.2.1")) is None
+    assert ask(bound, host=IPv4Address("192.0.2.2")) == "new_hosts of the profile"
+
+
+def test_so_many_names_are_remembered_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KNOWN", 2)
+    bound = account(entry(new_hosts=rate(4, 60)))
+    assert [ask(bound, host=host) for host in (A, B, C, C, A, B)] == [None] * 5 + ["new_hosts of rule api"]
+
+
+# connections
+
+
+def test_connections_are_counted_by_entry_until_they_are_over() -> None:
+    only = entry(connections=2)
+    rules, budget = policy(only), Budget(Settings())
+    bound = budget.account(0.0, rules, only)
+    assert [bound.connect(name) is None for name in ("c1", "c2", "c3", "c1")] == [True, True, False, True]
+    over = bound.connect("c3")
+    assert over == Over(Reason.TOO_MANY_CONNECTIONS, "connections of rule api")
+    budget.leave("c1")
+    budget.leave("c1")
+    assert bound.connect("c3") is None
+
+
+def test_a_connection_counts_for_every_entry_that_it_carried_a_request_of() -> None:
+    first, second = entry("one"), entry("two", connections=1)
+    rules, budget = policy(first, second, connections=2), Budget(Settings())
+    one, two = (budget.account(0.0, rules, each) for each in (first, second))
+    assert one.connect("c1") is None
+    assert ask(two, by="c1") is None
+    assert one.connect("c2") is None
+    assert ask(two, by="c2") == "connections of rule two"
+    assert ask(one, by="c3") == "connections of the profile"
+    budget.leave("c1")
+    assert ask(two, by="c2") is None
+    assert one.connect("c3") is None
+
+
+# reloads
+
+
+def test_a_reload_fills_nothing_and_clamps_what_is_more_than_the_new_amount() -> None:
+    budget = Budget(Settings())
+    before = entry(requests=rate(10, 3600))
+    old = budget.account(0.0, policy(before), before)
+    assert [ask(old) for _ in range(4)] == [None] * 4
+    for amount, left in ((100, 6), (5, 5), (10, 5)):
+        after = entry(requests=rate(amount, 3600))
+        rules = policy(after)
+        budget.adopt(0.0, rules)
+        assert budget.buckets(0.0, [("api", after.limits)], "requests")[0][1].level(0.0) == left
+    assert [ask(old) for _ in range(6)] == [None] * 5 + ["requests of rule api"], "what is open is bound too"
+
+
+def test_a_rule_that_is_taken_out_and_put_back_is_not_filled_by_that() -> None:
+    budget, limited = Budget(Settings()), entry(requests=rate(2, 3600))
+    rules = policy(limited)
+    assert [ask(budget.account(0.0, rules, limited)) for _ in range(2)] == [None, None]
+    budget.adopt(1.0, policy())
+    assert ask(budget.account(2.0, rules, limited), 2.0) == "requests of rule api"
+    budget.adopt(3600.0, policy())
+    budget.adopt(7200.0, policy())
+    assert [ask(budget.account(7200.0, rules, limited), 7200.0) for _ in range(2)] == [None, None]
+
+
+def test_a_policy_that_was_swapped_without_a_word_is_adopted() -> None:
+    budget, limited = Budget(Settings()), entry(requests=rate(1))
+    assert ask(budget.account(0.0, policy(entry()), None)) is None
+    bound = budget.account(0.0, policy(limited), limited)
+    assert [ask(bound), ask(bound)] == [None, "requests of rule api"]
+
+
+# deaths
+
+
+class Control:
+    """What control keeps of a sandbox, and the budgets of the workers that died."""
+
+    def __init__(self, rules: EffectivePolicy) -> None:
+        self.rules = rules
+        self.now = 0.0
+        self.levels: dict[tuple[str, Kind], tuple[float, float]] = {}
+        self.budget = Budget(Settings(dns_queries_per_minute=10), self.keep)
+
+    def keep(self, owner: str, kind: Kind, tokens: float) -> None:
+        self.levels[owner, kind] = (tokens, self.now)
+
+    def die(self) -> None:
+        self.budget = Budget(Settings(dns_queries_per_minute=10), self.keep)
+        levels = [Level(*key, tokens, self.now - told) for key, (tokens, told) in self.levels.items()]
+        self.budget.restore(self.now, self.rules, levels)
+
+    def account(self) -> Account:
+        return self.budget.account(self.now, self.rules, self.rules.entries[0])
+
+
+def test_a_death_fills_nothing() -> None:
+    control = Control(policy(entry(requests=rate(3, 3600), upload=rate(1000, 3600)), requests=rate(9, 3600)))
+    assert [ask(control.account()) for _ in range(3)] == [None] * 3
+    control.account().upload.take(0.0, 900)
+    assert [control.budget.dns_query(0.0) for _ in range(11)] == [True] * 10 + [False]
+    control.die()
+    assert not control.budget.dns_query(0.0)
+    assert ask(control.account()) == "requests of rule api"
+    assert control.account().upload.room(0.0, 1000) <= 100
+    control.now = 1200.0
+    control.die()
+    assert [ask(control.account(), 1200.0) for _ in range(2)] == [None, "requests of rule api"]
+
+
+def test_levels_that_the_policy_knows_nothing_of_are_left_out() -> None:
+    budget = Budget(Settings())
+    limited = entry(requests=rate(3))
+    budget.restore(
+        0.0, policy(limited), [Level("other", "requests", 0.0, 0.0), Level("api", "upload", 0.0, 0.0)]
+    )
+    assert ask(budget.account(0.0, policy(limited), limited)) is None
+
+
+@given(st.lists(st.tuples(st.floats(0, 20), st.booleans()), max_size=80), st.integers(1, 40))
+def test_no_way_to_live_and_die_lets_more_requests_pass_than_the_limit(
+    steps: list[tuple[float, bool]], amount: int
+) -> None:
+    control, passed, began = Control(policy(entry(requests=rate(amount, 60)))), 0, None
+    for gap, dies in steps:
+        control.now += gap
+        if ask(control.account(), control.now) is None:
+            passed += 1
+            began = control.now if began is None else began
+        if dies:
+            control.die()
+    span = control.now - began if began is not None else 0.0
+    assert passed <= amount + span * amount / 60 + 1e-6
+
+
+# what control accepts
+
+
+def test_what_a_policy_limits() -> None:
+    rules = policy(entry(requests=rate(1)), entry("two", connections=3), download=rate(7))
+    assert limited(rules) == {("api", "requests"): rate(1), (PROFILE, "download"): rate(7)}
+    assert kept(rules) == {("api", "requests"), (PROFILE, "download"), (PROFILE, "dns")}

@@ -74,6 +74,8 @@ class _Half:
 
     def _next(self) -> None:
         """Go on with what was read before this, as far as there is room for it, then with what is to be read."""
+        if self.done:  # the other direction has ended both
+            return
         if not self._rest:
             self.loop.add_reader(self.source, self._read)
             return

@@ -1,13 +1,16 @@
 """Opaque bytes: both directions, half-close, long streams, cuts, idleness; nothing left open."""
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import socket
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
 
+from egressd.gate.buckets import Meter, TokenBucket
 from egressd.gate.door.splice import SPLICE_AFTER, Splice
 from egressd.policy.reasons import Reason
 
@@ -27,11 +30,13 @@ async def joined(
     *,
     first: bytes = b"",
     idle: float = 5.0,
+    upload: Meter | None = None,
+    download: Meter | None = None,
 ) -> Splice:
     client, ours = pair()
     origin, upstream = pair()
     with client, origin:
-        splice = Splice(ours, upstream, idle)
+        splice = Splice(ours, upstream, idle, upload=upload or Meter(), download=download or Meter())
         async with asyncio.timeout(20), asyncio.TaskGroup() as group:
             group.create_task(splice.run(first))
             await body(client, origin, splice)
@@ -138,3 +143,85 @@ def test_no_descriptor_is_left_open() -> None:
     before = len(os.listdir("/proc/self/fd"))
     test_both_directions_arrive_whole_and_are_counted(SPLICE_AFTER * 3)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+# limits
+
+
+def day(amount: int) -> Meter:
+    """So many bytes and, for the length of a test, no more."""
+    return Meter((TokenBucket(amount, 10**9),))
+
+
+@pytest.mark.parametrize("limit", [100, 70_000, SPLICE_AFTER + 70_000], ids=["at once", "copied", "spliced"])
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_a_limit_cuts_a_connection_at_its_last_byte(way: str, limit: int) -> None:
+    got: list[bytes] = []
+
+    async def body(client: socket.socket, origin: socket.socket, splice: Splice) -> None:
+        loop = asyncio.get_running_loop()
+        source, sink = (client, origin) if way == "up" else (origin, client)
+
+        async def send() -> None:
+            with contextlib.suppress(OSError):
+                await loop.sock_sendall(source, bytes(2_000_000))
+
+        async def receive() -> None:
+            with contextlib.suppress(ConnectionResetError):
+                while part := await loop.sock_recv(sink, 1 << 16):
+                    got.append(part)
+
+        await asyncio.gather(send(), receive())
+
+    meter = day(limit)
+    up, down = (meter, None) if way == "up" else (None, meter)
+    splice = asyncio.run(joined(body, upload=up, download=down))
+    assert splice.reason is Reason.RATE_LIMITED
+    assert sum(map(len, got)) <= (splice.up if way == "up" else splice.down) <= limit
+    assert meter.room(time.monotonic(), 10) == 0
+
+
+def test_as_many_bytes_as_a_limit_has_pass_and_the_end_too() -> None:
+    async def body(client: socket.socket, origin: socket.socket, splice: Splice) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(client, bytes(1000))
+        client.shutdown(socket.SHUT_WR)
+        assert len(await read_all(origin)) == 1005
+        await loop.sock_sendall(origin, bytes(500))
+        origin.shutdown(socket.SHUT_WR)
+        assert len(await read_all(client)) == 500
+
+    splice = asyncio.run(joined(body, first=b"hello", upload=day(1005), download=day(500)))
+    assert (splice.up, splice.down, splice.reason) == (1005, 500, Reason.COMPLETED)
+
+
+def test_what_was_read_before_is_counted_too() -> None:
+    async def body(client: socket.socket, origin: socket.socket, splice: Splice) -> None:
+        with contextlib.suppress(ConnectionResetError):
+            assert len(await read_all(origin)) <= 4
+
+    splice = asyncio.run(joined(body, first=b"hello", upload=day(4)))
+    assert (splice.up, splice.reason) == (4, Reason.RATE_LIMITED)
+
+
+def test_a_fast_limit_slows_down_and_does_not_cut() -> None:
+    size = 700_000
+    took = 0.0
+
+    async def body(client: socket.socket, origin: socket.socket, splice: Splice) -> None:
+        nonlocal took
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+
+        async def send() -> None:
+            await loop.sock_sendall(client, bytes(size))
+            client.shutdown(socket.SHUT_WR)
+
+        _, got = await asyncio.gather(send(), read_all(origin))
+        took = loop.time() - began
+        assert len(got) == size
+        origin.shutdown(socket.SHUT_WR)
+
+    splice = asyncio.run(joined(body, upload=Meter((TokenBucket(400_000, 1),))))
+    assert (splice.up, splice.reason) == (size, Reason.COMPLETED)
+    assert took >= 0.7, "300,000 bytes at 400,000 a second"

@@ -1,0 +1,65 @@
+"""What control keeps of a sandbox for the next worker."""
+
+from __future__ import annotations
+
+import json
+
+from egressd.control.sandboxes import SandboxState
+from egressd.policy.effective import EffectiveEntry, EffectivePolicy, EntryLimits, Rate
+
+
+def policy(**limits: Rate) -> EffectivePolicy:
+    entry = EffectiveEntry(
+        id="api",
+        place="p:1",
+        effect="allow",
+        hosts=("a.example.com",),
+        limits=EntryLimits.model_validate(limits),
+    )
+    return EffectivePolicy(profile="p", entries=(entry,))
+
+
+def rate(amount: int) -> Rate:
+    return Rate(amount=amount, seconds=60)
+
+
+def levels(state: SandboxState, now: float) -> list[list[object]]:
+    found: list[list[object]] = json.loads(state.levels_payload(now))
+    return found
+
+
+def test_levels_are_handed_on_with_their_age() -> None:
+    state = SandboxState("sbx-1", policy(requests=rate(9), upload=rate(9)), [])
+    state.keep_level("api", "requests", 5.0, 100.0)
+    state.keep_level("api", "upload", -3.5, 101.0)
+    state.keep_level("", "dns", 7.0, 99.0)
+    assert levels(state, 104.0) == [
+        ["api", "requests", 5.0, 4.0],
+        ["api", "upload", -3.5, 3.0],
+        ["", "dns", 7.0, 5.0],
+    ]
+
+
+def test_the_newest_level_counts() -> None:
+    state = SandboxState("sbx-1", policy(requests=rate(9)), [])
+    state.keep_level("api", "requests", 5.0, 100.0)
+    state.keep_level("api", "requests", 4.0, 101.0)
+    assert levels(state, 101.0) == [["api", "requests", 4.0, 0.0]]
+    assert levels(state, 50.0) == [["api", "requests", 4.0, 0.0]], "no clock makes it younger than new"
+
+
+def test_a_worker_cannot_have_more_kept_than_the_policy_limits() -> None:
+    state = SandboxState("sbx-1", policy(requests=rate(9)), [])
+    for n in range(1000):
+        state.keep_level(f"made-up-{n}", "requests", 1.0, 0.0)
+        state.keep_level("api", "download", 1.0, 0.0)
+    assert state.levels == {}
+
+
+def test_a_reload_forgets_what_is_no_longer_limited() -> None:
+    state = SandboxState("sbx-1", policy(requests=rate(9), upload=rate(9)), [])
+    state.keep_level("api", "requests", 5.0, 0.0)
+    state.keep_level("api", "upload", 5.0, 0.0)
+    state.policy = policy(upload=rate(3))
+    state.keep_level("api", "upload", 2.0, 0.0)
+    assert state.levels == {("api", "upload"): (2.0, 0.0)}
