@@ -94,6 +94,17 @@ def test_dns_28_a_server_that_is_not_there_is_replaced_by_no_other(stand: Stand,
     assert stand.lab.packets(port=53) == []
 
 
+@pytest.mark.parametrize("upstream", ["tcp://127.0.0.1:15053", f"tls://127.0.0.1:15001#{topology.DNS_NAME}"])
+def test_an_upstream_with_the_address_of_our_own_listener_is_not_it(stand: Stand, upstream: str) -> None:
+    """Ours are in the sandbox's network, and the worker dials in the host's: no query comes back to us."""
+    assert "(reason upstream_dns" in curl(stand, upstream)
+    attempts = stand.attempts()
+    assert [each["layer"] for each in attempts if each["layer"] != "dns"] == ["connection", "request"]
+    assert {each["host"] for each in attempts} == {"api.lab-origin.com"}
+    [end] = stand.records(event="end", reason="upstream_dns")
+    assert end["detail"].endswith("Connection refused")
+
+
 @pytest.mark.parametrize(
     ("upstream", "says"),
     [
