@@ -1,0 +1,204 @@
+"""The arena: two sandboxes of one egressd and a place without egressd, in one lab, for as long as a module's attacks last.
+
+An attack is a piece of Python on top of `inside.py`. It is made first where there is no egressd, where it must succeed, then in
+sandbox A, where it must fail in the right way; then A and B each make a request that is allowed, which must work.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from egressd.lab import Lab, clean_env
+from egressd.lab.stand import Stand
+
+INSIDE = Path(__file__).with_name("inside.py")
+SHIPPED = Path(__file__).parents[2] / "rules"
+RULES = """schema: 1
+profile: lab
+owner: bypass
+allow:
+  - service: pypi
+  - service: github-clone
+    with: {repos: ["acme/*"]}
+  - id: api
+    hosts: [api.lab-origin.com]
+    requests: ["GET,HEAD /**", "POST /upload", "POST /echo"]
+  - id: wild
+    hosts: ["*.wild-lab.com"]
+  - id: plain
+    hosts: [www.lab-origin.com]
+    schemes: [http]
+  - id: hostile
+    hosts: ["*.lab-origin.com"]
+  - id: pinned
+    hosts: [api.anthropic.com]
+    treatment: tunnel
+  - id: public-path
+    hosts: [registry.npmjs.org]
+    requests: ["GET /public/**"]
+deny:
+  - id: no-paste
+    hosts: [pastebin.com, "*.pastebin.com"]
+    because: known sink
+  - id: never-x
+    hosts: [x.wild-lab.com]
+"""
+_PATIENCE = 30.0
+_SETTLE = 0.25
+"""Seconds over which a record or a captured packet may still be on its way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One way round and its right outcome.
+
+    `code` is what the attacker runs. `wins` is found (a regular expression) in what it says where there is no egressd; None where
+    there is nothing to win there, for the reason `moot`. `sees` is found in what it says in the sandbox. `records` are (layer,
+    verdict, reason) that must be among the attempt's records, in any order; `rule` is the deciding rule's id
+    where one decides. `reaches` are hosts that may be reached all the same (an allowed part of the attack); everything else must stay untouched.
+    """
+
+    id: str
+    code: str
+    sees: str
+    records: tuple[tuple[str, str, str], ...]
+    wins: str | None = None
+    moot: str = ""
+    rule: str | None = None
+    reaches: tuple[str, ...] = ()
+    seconds: float = 12.0
+    note: str = ""
+
+
+class Driver:
+    """A process of `inside.py` that runs code for us."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        assert self._line(_PATIENCE) == "ready", self._complaint()
+
+    def run(self, code: str, seconds: float = 12.0) -> str:
+        """Run code; returns everything it said."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"code": code, "seconds": seconds}) + "\n")
+        self.process.stdin.flush()
+        return str(json.loads(self._line(seconds + _PATIENCE))["said"])
+
+    def close(self) -> None:
+        """End it."""
+        self.process.kill()
+        self.process.communicate(timeout=20)
+
+    def _line(self, seconds: float) -> str:
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], seconds)
+        assert ready, f"the driver is silent: {self._complaint()}"
+        return self.process.stdout.readline().strip()
+
+    def _complaint(self) -> str:
+        self.process.kill()
+        return self.process.communicate(timeout=20)[1][-3000:]
+
+
+@dataclass
+class Arena:
+    """What a test has in its hands."""
+
+    lab: Lab
+    stand: Stand
+    a: Driver
+    b: Driver
+    open: Driver
+
+    def holds(self, row: Row) -> None:
+        """Make the attack everywhere and assert its outcome at every place."""
+        self.attack_openly(row)
+        mark = len(self.stand.records())
+        self.lab.forget()
+        said = self.a.run(row.code, row.seconds)
+        records = self.new_records(mark, row.records)
+        assert re.search(row.sees, said, re.S), f"{row.id}: the client saw {said[-2000:]!r}"
+        got = {(r.get("layer"), r.get("verdict"), r.get("reason")) for r in records}
+        got |= {(r.get("layer"), "end", r.get("reason")) for r in records if r["event"] == "end"}
+        missing = set(row.records) - got
+        assert not missing, f"{row.id}: not in the journal: {missing}; there is {sorted(map(str, got))}"
+        if row.rule is not None:
+            assert row.rule in {r.get("rule") for r in records}, (
+                f"{row.id}: rules {[r.get('rule') for r in records]}"
+            )
+        self.nothing_reached(row.reaches)
+        self.life_goes_on()
+
+    def attack_openly(self, row: Row) -> None:
+        """Without egressd the attack must work, or it proves nothing."""
+        if row.wins is None:
+            assert row.moot, f"{row.id}: why is there nothing to win without egressd?"
+            return
+        said = self.open.run(row.code, row.seconds)
+        assert re.search(row.wins, said, re.S), f"{row.id}: without egressd it said {said[-2000:]!r}"
+
+    def new_records(self, mark: int, wanted: Sequence[tuple[str, str, str]]) -> list[dict[str, Any]]:
+        """The records since `mark`, once those wanted have come or the time to come is over."""
+        deadline = time.monotonic() + 3.0
+        while True:
+            records = self.stand.records()[mark:]
+            got = {
+                (r.get("layer"), "end" if r["event"] == "end" else r.get("verdict"), r.get("reason"))
+                for r in records
+            }
+            if set(wanted) <= got or time.monotonic() > deadline:
+                return records
+            time.sleep(0.02)
+
+    def nothing_reached(self, reaches: Sequence[str] = ()) -> None:
+        """Neither the attacker, nor metadata, nor any host but those named saw anything; nor did DNS, of other names."""
+        time.sleep(_SETTLE)
+        assert self.lab.packets_lost() == 0
+        assert self.lab.attacker_hits() == [], self.lab.attacker_hits()
+        assert self.lab.metadata_hits() == []
+        hosts = {request.host for request in self.lab.requests()}
+        assert hosts <= set(reaches), f"requests reached {hosts - set(reaches)}"
+        names = {query.name for query in self.lab.dns_queries()}
+        assert names <= set(reaches) | {"api.lab-origin.com"}, f"DNS was asked for {names}"
+
+    def life_goes_on(self) -> None:
+        """The next legitimate request of this sandbox and of another one works."""
+        code = "say(shown(tls('api.lab-origin.com', 443, get(), 'api.lab-origin.com')))"
+        for who, driver in (("A", self.a), ("B", self.b)):
+            said = driver.run(code)
+            assert "200 OK" in said, f"sandbox {who} can no longer make an allowed request: {said[-500:]}"
+
+
+@contextmanager
+def arena(
+    lab: Lab, *, dns_more: Mapping[str, str] | None = None, rules: str = RULES, more: str = ""
+) -> Iterator[Arena]:
+    """Build an arena in a lab."""
+    with Stand(lab, rules, shipped=SHIPPED, dns_more=dns_more, more=more) as stand:
+        shutil.copy(INSIDE, stand.workspace)
+        command = ["/usr/bin/python3", str(stand.workspace / "inside.py")]
+        drivers: list[Driver] = []
+        try:
+            for _ in range(2):
+                drivers.append(Driver(stand.start(command, stdin=subprocess.PIPE)))
+            process = lab.popen_open(
+                [*command, "--proxy"],
+                stdin=subprocess.PIPE,
+                cwd=str(stand.workspace),
+                env=clean_env(lab, trust=False),
+            )
+            drivers.append(Driver(process))
+            yield Arena(lab, stand, drivers[0], drivers[1], drivers[2])
+        finally:
+            for driver in drivers:
+                driver.close()

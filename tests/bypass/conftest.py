@@ -1,0 +1,32 @@
+"""Arenas: one for each module and way of denying names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from egressd.lab import Lab
+from tests.bypass.arena import Arena, arena
+from tests.e2e.conftest import WAYS, build
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def shared_lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
+    """A lab for the module, as root and rootless."""
+    with build(request.param) as lab:
+        yield lab
+
+
+@pytest.fixture(scope="module")
+def explaining(shared_lab: Lab) -> Iterator[Arena]:
+    """Denied names lead to an explanation (the default)."""
+    with arena(shared_lab) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def nxdomain(shared_lab: Lab) -> Iterator[Arena]:
+    """Denied names do not exist."""
+    with arena(shared_lab, dns_more={"denied": "nxdomain"}) as made:
+        yield made
