@@ -22,7 +22,7 @@ from h2.events import (
     StreamEnded,
     StreamReset,
 )
-from h2.exceptions import NoSuchStreamError
+from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
 from egressd.gate.dns.lines import MAX_MESSAGE, Answer, Line, QuestionRefused, ReplyError
@@ -135,7 +135,7 @@ class DohLine(Line):
 
     def _reset(self, key: int) -> None:
         """Want no more of a stream; one that has ended by itself meanwhile needs nothing."""
-        with contextlib.suppress(NoSuchStreamError):
+        with contextlib.suppress(ProtocolError):
             self._h2.reset_stream(key, ErrorCodes.CANCEL)
 
     def _give_up(self, key: int) -> None:
