@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from egressd.control.sandboxes import SandboxState
+from egressd.gate.limits import Level
+from egressd.gate.worker import read_levels
 from egressd.policy.effective import EffectiveEntry, EffectivePolicy, EntryLimits, Rate
 
 
@@ -38,6 +42,21 @@ def test_levels_are_handed_on_with_their_age() -> None:
         ["api", "upload", -3.5, 3.0],
         ["", "dns", 7.0, 5.0],
     ]
+
+
+def test_a_worker_reads_what_control_wrote() -> None:
+    state = SandboxState("sbx-1", policy(requests=rate(9)), [])
+    state.keep_level("api", "requests", -0.5, 100.0)
+    assert read_levels(state.levels_payload(101.5)) == [Level("api", "requests", -0.5, 1.5)]
+    assert read_levels(SandboxState("sbx-2", policy(), []).levels_payload(0.0)) == []
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"{}", b'[["api","bytes",1,1]]', b'[["api","requests",1]]', b'[["api","dns","x",1]]']
+)
+def test_what_are_no_levels_is_no_beginning(payload: bytes) -> None:
+    with pytest.raises(ValueError, match="validation error"):
+        read_levels(payload)
 
 
 def test_the_newest_level_counts() -> None:
