@@ -30,7 +30,10 @@ allow:
     with: {{repos: ["acme/*"]}}
   - id: api
     hosts: [api.lab-origin.com]
-    requests: ["GET,HEAD /**", "WEBSOCKET /ws"]
+    requests: ["GET,HEAD /**", "POST /echo", "POST /closeafter", "WEBSOCKET /ws"]
+  - id: pinned
+    hosts: [pinned.lab-origin.com]
+    treatment: tunnel
   - id: crates
     hosts: [index.crates.io, static.crates.io]
   - id: go
@@ -211,7 +214,7 @@ class Ground:
         made = repositories.build(Path(lab.directory) / "repositories")
         for host, folder in made.folders.items():
             lab.serve_folder(host, folder)
-        for host in (REGISTRY, TOKENS, BLOBS, BUCKET_HOST, "grpc.lab-origin.com"):
+        for host in (REGISTRY, TOKENS, BLOBS, BUCKET_HOST, "grpc.lab-origin.com", "pinned.lab-origin.com"):
             lab.set_name(host, a=[topology.API])
         if self.cache.lacks("python:grpc") is None:
             pem = Path(lab.directory) / "grpc.pem"
