@@ -120,7 +120,9 @@ def _what(record: Record) -> str:
 
 def _with_port(host: str, record: Record) -> str:
     usual = {"https": 443, "http": 80}.get(record.scheme or "")
-    return host if record.port in (None, usual) else f"{host}:{record.port}"
+    # What was sent in place of a host stands as it is, with whatever port it has of its own.
+    known = record.host is not None and record.port not in (None, usual)
+    return f"{host}:{record.port}" if known else host
 
 
 def _host(record: Record) -> str:

@@ -62,6 +62,11 @@ def told(*records: Record) -> list[tuple[str, str, int]]:
             id="a request to a bare address",
         ),
         pytest.param(
+            {"layer": "request", "host_raw": "a.test, b.test:81", "port": 0, "scheme": "http", "method": "GET", "path": "/"},
+            "GET http://a.test, b.test:81/",
+            id="a request whose names do not agree",
+        ),
+        pytest.param(
             {"layer": "packet", "protocol": "udp", "address": "11.6.6.6", "port": 443}, "udp packet to port 443", id="a packet"
         ),
         pytest.param({"layer": "packet", "protocol": "icmp", "address": "11.6.6.6"}, "icmp packet", id="a ping"),
