@@ -14,11 +14,11 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from egressd.lab import Lab, clean_env
+from egressd.lab import Lab, clean_env, topology
 from egressd.lab.stand import Stand
 
 INSIDE = Path(__file__).with_name("inside.py")
@@ -65,7 +65,9 @@ class Row:
     `code` is what the attacker runs. `wins` is found (a regular expression) in what it says where there is no egressd; None where
     there is nothing to win there, for the reason `moot`. `sees` is found in what it says in the sandbox. `records` are (layer,
     verdict, reason) that must be among the attempt's records, in any order; `rule` is the deciding rule's id
-    where one decides. `reaches` are hosts that may be reached all the same (an allowed part of the attack); everything else must stay untouched.
+    where one decides. `reaches` are hosts that may be reached all the same (an allowed part of the attack), `asks` names that DNS
+    may be asked for; everything else stays untouched. `shows` are fields that one of the records has, all of them; a pattern
+    is searched in the field's text. `title` tells rows of one id apart.
     """
 
     id: str
@@ -78,6 +80,12 @@ class Row:
     reaches: tuple[str, ...] = ()
     seconds: float = 12.0
     note: str = ""
+    title: str = ""
+    asks: tuple[str, ...] = ()
+    shows: Mapping[str, object] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.id} {self.title}".strip()
 
 
 class Driver:
@@ -136,7 +144,10 @@ class Arena:
             assert row.rule in {r.get("rule") for r in records}, (
                 f"{row.id}: rules {[r.get('rule') for r in records]}"
             )
-        self.nothing_reached(row.reaches)
+        assert not row.shows or any(_has(record, row.shows) for record in records), (
+            f"{row.id}: no record has {row.shows}: {records}"
+        )
+        self.nothing_reached(row.reaches, row.asks)
         self.life_goes_on()
 
     def attack_openly(self, row: Row) -> None:
@@ -160,16 +171,18 @@ class Arena:
                 return records
             time.sleep(0.02)
 
-    def nothing_reached(self, reaches: Sequence[str] = ()) -> None:
+    def nothing_reached(self, reaches: Sequence[str] = (), asks: Sequence[str] = ()) -> None:
         """Neither the attacker, nor metadata, nor any host but those named saw anything; nor did DNS, of other names."""
         time.sleep(_SETTLE)
         assert self.lab.packets_lost() == 0
         assert self.lab.attacker_hits() == [], self.lab.attacker_hits()
         assert self.lab.metadata_hits() == []
+        never = (*topology.ATTACKERS, *topology.METADATAS)
+        assert [flow for flow in self.lab.packets("host") if flow.address in never] == []
         hosts = {request.host for request in self.lab.requests()}
         assert hosts <= set(reaches), f"requests reached {hosts - set(reaches)}"
         names = {query.name for query in self.lab.dns_queries()}
-        assert names <= set(reaches) | {"api.lab-origin.com"}, f"DNS was asked for {names}"
+        assert names <= {*reaches, *asks, "api.lab-origin.com"}, f"DNS was asked for {names}"
 
     def life_goes_on(self) -> None:
         """The next legitimate request of this sandbox and of another one works."""
@@ -179,13 +192,21 @@ class Arena:
             assert "200 OK" in said, f"sandbox {who} can no longer make an allowed request: {said[-500:]}"
 
 
+def _has(record: Mapping[str, Any], shows: Mapping[str, object]) -> bool:
+    return all(
+        wanted.search(str(record.get(name))) if isinstance(wanted, re.Pattern) else record.get(name) == wanted
+        for name, wanted in shows.items()
+    )
+
+
 @contextmanager
 def arena(
     lab: Lab, *, dns_more: Mapping[str, str] | None = None, rules: str = RULES, more: str = ""
 ) -> Iterator[Arena]:
     """Build an arena in a lab."""
     with Stand(lab, rules, shipped=SHIPPED, dns_more=dns_more, more=more) as stand:
-        shutil.copy(INSIDE, stand.workspace)
+        for part in INSIDE.parent.glob("inside*.py"):
+            shutil.copy(part, stand.workspace)
         command = ["/usr/bin/python3", str(stand.workspace / "inside.py")]
         drivers: list[Driver] = []
         try:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from egressd.lab import Lab
-from tests.bypass.arena import Arena, arena
+from tests.bypass.arena import RULES, Arena, arena
 from tests.e2e.conftest import WAYS, build
 
 
@@ -30,3 +31,17 @@ def nxdomain(shared_lab: Lab) -> Iterator[Arena]:
     """Denied names do not exist."""
     with arena(shared_lab, dns_more={"denied": "nxdomain"}) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def once(request: pytest.FixtureRequest) -> Iterator[Arena]:
+    """One arena, as root where this user is root, with the rules and the world (`RULES`, `prepare`) that the module may have.
+
+    For attacks on what is above the wiring, which is the same code whoever started it.
+    """
+    module = request.module
+    with build(os.geteuid() != 0) as lab:
+        if hasattr(module, "prepare"):
+            module.prepare(lab)
+        with arena(lab, rules=getattr(module, "RULES", RULES)) as made:
+            yield made
