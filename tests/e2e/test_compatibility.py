@@ -297,6 +297,24 @@ def test_cmp_24_a_denied_name_is_answered_at_once_in_every_way(ground: Ground) -
     assert ground.lab.dns_queries() == []
 
 
+@pytest.mark.parametrize(
+    ("host", "port"), [("evil-lab.com", 25), ("evil-lab.com", 5432), ("api.lab-origin.com", 110)]
+)
+def test_cmp_24_nor_does_anybody_wait_for_a_server_to_speak_first(
+    ground: Ground, host: str, port: int
+) -> None:
+    source = f"""
+import socket, time
+begin = time.monotonic()
+with socket.create_connection(("{host}", {port}), 20) as link:
+    try:
+        print(link.recv(100))
+    except ConnectionResetError:
+        print("reset", time.monotonic() - begin < 4)
+"""
+    assert python(ground, source) == "reset True\n"
+
+
 def test_cmp_25_a_refusal_is_ours_alone_and_has_one_shape(ground: Ground) -> None:
     script = (
         "curl -sS -D head -H 'Accept: application/json' https://evil-lab.com/; echo; grep -ci '^x-egressd-' head;"

@@ -252,7 +252,9 @@ class Visit:
         target = self.connection.destination
         host = target.proved or target.address
         timeout = settings.first_bytes_timeout
-        if host is not None and not self._explained:
+        if self._explained:
+            timeout = min(timeout, _EXPLAIN_WAIT)  # who waits for a server to speak first must learn of it too
+        elif host is not None:
             raw = self._judge(ConnectionAttempt(host, target.port, "tcp"))
             if raw.allowed and raw.treatment == "relay":
                 self.connection.host = host
