@@ -20,8 +20,9 @@ from pathlib import Path
 from egressd.control.ca import load_or_create
 from egressd.control.config import Config
 from egressd.control.sandboxes import SandboxListener, SandboxState, new_sandbox_id
-from egressd.control.supervisor import Supervisor, say
+from egressd.control.supervisor import Supervisor, WorkerFailed, say
 from egressd.control.trust import Trust, build_trust, java_store_paths, system_bundle_paths, trust_environment
+from egressd.control.watch import changes, marks
 from egressd.gate.denials import PROBE
 from egressd.gate.settings import Settings
 from egressd.journal.record import Record, new_id
@@ -74,6 +75,7 @@ class Session:
         self._config = config
         self._environ = environ
         self.id = new_sandbox_id()
+        self._marks = marks(config.rules)  # before reading: what changes meanwhile is read again
         self._rules = _read_rules(config.rules)
         self._policy = _effective(self._rules, request.profile)
         self._failure: asyncio.Future[int] | None = None
@@ -253,9 +255,7 @@ class Session:
                 f"the sandbox can write {self._config.rules} or a folder above it: rules were read once and are not reloaded"
             )
             return
-        import watchfiles  # 40 ms that no start should wait for
-
-        async for _ in watchfiles.awatch(self._config.rules, debounce=200, step=50, recursive=True):
+        async for _ in changes(self._config.rules, self._marks):
             try:
                 rules = await asyncio.to_thread(_read_rules, self._config.rules)
                 policy = _effective(rules, self._request.profile)
@@ -263,9 +263,14 @@ class Session:
                 say(f"rules not reloaded, the old ones stay in force:\n{error}")
                 self._note_policy(supervisor, str(error))
                 continue
-            if policy != self._policy:
-                self._policy = policy
+            if policy == self._policy:
+                continue
+            self._policy = policy
+            try:
                 await supervisor.adopt({self.id: policy})
+            except WorkerFailed as failure:  # its successor starts from the new policy
+                say(f"rules reloaded: policy {policy.digest()}, {failure}")
+            else:
                 say(f"rules reloaded: policy {policy.digest()}")
 
     def _note_policy(self, supervisor: Supervisor, problem: str) -> None:
