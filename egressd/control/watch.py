@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 LOOK = 2.0
@@ -34,7 +34,7 @@ def marks(directory: Path) -> Marks:
     return tuple(sorted(found))
 
 
-async def changes(directory: Path, known: Marks) -> AsyncIterator[Marks]:
+async def changes(directory: Path, known: Marks) -> AsyncGenerator[Marks]:
     """Yield the new marks each time they differ from the ones before; `known` are those of what was read last. Never ends."""
     import watchfiles  # 40 ms that no start should wait for
 
