@@ -14,6 +14,7 @@ import dns.flags
 import dns.message
 import dns.name
 import dns.rcode
+import dns.rdataclass
 import dns.rdatatype
 import dns.rrset
 
@@ -25,6 +26,7 @@ BEHAVIOURS = (
     "rebind",  # `then` from the second answer on
     "foreign",  # the answer section also holds addresses of other names, the additional section glue for them
     "truncated",  # nothing but TC by UDP, the answer by TCP
+    "spoofed",  # a stranger's answers come first: with another id, and to another question
     "silent",
     "wrong-id",
     "servfail",
@@ -44,6 +46,8 @@ class Name:
     aaaa: tuple[str, ...] = ()
     cname: str | None = None
     txt: tuple[str, ...] = ()
+    records: tuple[tuple[str, str], ...] = ()
+    """Records of further types, each its type and its data as in a zone file."""
     ttl: int = 60
     behaviour: str = "plain"
     then: tuple[str, ...] = ()
@@ -75,6 +79,8 @@ ZONE: dict[str, Name] = {
     "api.lab-origin.com": _ANYWHERE,
     "www.lab-origin.com": Name(cname="api.lab-origin.com"),
     "*.wild.lab-origin.com": _ANYWHERE,
+    "wild-lab.com": _ANYWHERE,
+    "*.wild-lab.com": _ANYWHERE,
     "expired.lab-origin.com": _ANYWHERE,
     "self-signed.lab-origin.com": _ANYWHERE,
     "wrong-name.lab-origin.com": _ANYWHERE,
@@ -118,6 +124,8 @@ class Reply:
 
     wire: bytes | None
     wait: float = 0.0
+    before: tuple[bytes, ...] = ()
+    """What comes before it, by UDP."""
 
 
 class Zone:
@@ -195,7 +203,7 @@ class Zone:
         if kind == "TXT":
             return tuple(f'"{text}"' for text in entry.txt)
         if kind not in {"A", "AAAA"}:
-            return ()
+            return tuple(data for type_, data in entry.records if type_ == kind)
         count = self._answered[name, kind] = self._answered.get((name, kind), 0) + 1
         if entry.behaviour == "rebind" and count > 1:
             return tuple(address for address in entry.then if (":" in address) == (kind == "AAAA"))
@@ -220,7 +228,24 @@ class Zone:
         elif entry.behaviour == "truncated" and transport == "udp":
             # The header with TC, QDCOUNT 0 and no record: the least that a truncating server may send.
             wire = wire[:2] + struct.pack("!HHHHH", 0x8600, 0, 0, 0, 0)
+        elif entry.behaviour == "spoofed" and transport == "udp":
+            return Reply(wire, entry.wait, _spoofs(wire))
         return Reply(wire, entry.wait)
+
+
+def _spoofs(wire: bytes) -> tuple[bytes, ...]:
+    """What one who guesses would send before the answer `wire`: the attacker's address, under another id, and for another name."""
+    forged = dns.message.from_wire(wire)
+    for rrset in forged.answer:
+        if rrset.rdtype == dns.rdatatype.A:
+            rrset.clear()
+            rrset.update(dns.rrset.from_text(rrset.name, 600, "IN", "A", topology.ATTACKER))
+    right = forged.id
+    forged.id ^= 0x5555
+    other_id = forged.to_wire()
+    forged.id = right
+    forged.question = [dns.rrset.RRset(dns.name.from_text("pypi.org."), dns.rdataclass.IN, dns.rdatatype.A)]
+    return other_id, forged.to_wire()
 
 
 class _Datagrams(asyncio.DatagramProtocol):
@@ -237,6 +262,8 @@ class _Datagrams(asyncio.DatagramProtocol):
         transport = self._transport
         if reply.wire is None or transport is None:
             return
+        for forged in reply.before:
+            transport.sendto(forged, addr)
         if reply.wait:
             asyncio.get_running_loop().call_later(reply.wait, transport.sendto, reply.wire, addr)
         else:

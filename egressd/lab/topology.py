@@ -53,10 +53,41 @@ METADATA_V6 = "fd00:ec2::254"
 METADATA_AZURE = "168.63.129.16"
 METADATA_ECS = "169.254.170.2"
 METADATA_ALIBABA = "100.100.100.200"
-METADATAS = (METADATA, METADATA_V6, METADATA_AZURE, METADATA_ECS, METADATA_ALIBABA)
+METADATAS_OF_OTHERS = (
+    "169.254.170.23",
+    "fd00:ec2::23",
+    "192.0.0.192",
+    "169.254.42.42",
+    "fd00:42::42",
+    "169.254.0.23",
+    "fd20:ce::254",
+)
+# As a translator or a tunnel of the network would understand them: NAT64, its local prefix, 6to4.
+METADATAS_INSIDE_IPV6 = ("64:ff9b::a9fe:a9fe", "64:ff9b:1::a9fe:a9fe", "2002:a9fe:a9fe::1")
+METADATAS = (
+    METADATA,
+    METADATA_V6,
+    METADATA_AZURE,
+    METADATA_ECS,
+    METADATA_ALIBABA,
+    *METADATAS_OF_OTHERS,
+    *METADATAS_INSIDE_IPV6,
+)
 
 # A private network behind the world: what a name that resolves inwards would reach.
 PRIVATE = "10.20.0.7"
+# The same in other ranges that are not the Internet: shared, protocol assignments, documentation, reserved, unique local,
+# site-local, discard.
+SPECIALS = (
+    "100.64.0.10",
+    "192.0.0.8",
+    "198.51.100.7",
+    "240.0.0.1",
+    "fd00::1",
+    "fec0::1",
+    "2001:db8::1",
+    "100::1",
+)
 
 ORIGINS = (
     PYPI,
@@ -70,6 +101,7 @@ ORIGINS = (
     API_V6,
     PASTEBIN,
     PRIVATE,
+    *SPECIALS,
     *CROWD,
 )
 

@@ -12,7 +12,7 @@ import select
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,6 +59,15 @@ _SETTLE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of an attack in the sandbox, before life went on."""
+
+    lab: Lab
+    said: str
+    records: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One way round and its right outcome.
 
@@ -67,7 +76,8 @@ class Row:
     verdict, reason) that must be among the attempt's records, in any order; `rule` is the deciding rule's id
     where one decides. `reaches` are hosts that may be reached all the same (an allowed part of the attack), `asks` names that DNS
     may be asked for; everything else stays untouched. `shows` are fields that one of the records has, all of them; a pattern
-    is searched in the field's text. `title` tells rows of one id apart.
+    is searched in the field's text. `title` tells rows of one id apart. `zone` is what DNS says for names from then on (see
+    `Lab.set_name`). `decisions` is how many attempts it comes to, each with a record. `also` asserts what else is particular to it.
     """
 
     id: str
@@ -83,6 +93,9 @@ class Row:
     title: str = ""
     asks: tuple[str, ...] = ()
     shows: Mapping[str, object] = field(default_factory=dict)
+    zone: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    decisions: int | None = None
+    also: Callable[[Outcome], None] | None = None
 
     def __str__(self) -> str:
         return f"{self.id} {self.title}".strip()
@@ -127,10 +140,13 @@ class Arena:
     a: Driver
     b: Driver
     open: Driver
+    witness: Path
+    """What the witness on the machine that runs egressd has written down: see `inside.witness`."""
 
     def holds(self, row: Row) -> None:
         """Make the attack everywhere and assert its outcome at every place."""
         self.attack_openly(row)
+        self.prepare(row)
         mark = len(self.stand.records())
         self.lab.forget()
         said = self.a.run(row.code, row.seconds)
@@ -148,13 +164,28 @@ class Arena:
             f"{row.id}: no record has {row.shows}: {records}"
         )
         self.nothing_reached(row.reaches, row.asks)
+        self.particulars(row, Outcome(self.lab, said, self.stand.records()[mark:]))
         self.life_goes_on()
+
+    def prepare(self, row: Row) -> None:
+        """Lay out what the attacker owns; answers that change begin anew."""
+        for name, entry in row.zone.items():
+            self.lab.set_name(name, **entry)
+        self.witness.unlink(missing_ok=True)
+
+    def particulars(self, row: Row, outcome: Outcome) -> None:
+        """Assert what only this row wants, once everything has come."""
+        decided = sum(r.get("count", 1) for r in outcome.records if r["event"] == "decision")
+        assert row.decisions in (None, decided), f"{row.id}: {decided} decisions: {outcome.records}"
+        if row.also is not None:
+            row.also(outcome)
 
     def attack_openly(self, row: Row) -> None:
         """Without egressd the attack must work, or it proves nothing."""
         if row.wins is None:
             assert row.moot, f"{row.id}: why is there nothing to win without egressd?"
             return
+        self.prepare(row)
         said = self.open.run(row.code, row.seconds)
         assert re.search(row.wins, said, re.S), f"{row.id}: without egressd it said {said[-2000:]!r}"
 
@@ -177,6 +208,7 @@ class Arena:
         assert self.lab.packets_lost() == 0
         assert self.lab.attacker_hits() == [], self.lab.attacker_hits()
         assert self.lab.metadata_hits() == []
+        assert not self.witness.exists(), self.witness.read_text()
         never = (*topology.ATTACKERS, *topology.METADATAS)
         assert [flow for flow in self.lab.packets("host") if flow.address in never] == []
         hosts = {request.host for request in self.lab.requests()}
@@ -208,18 +240,23 @@ def arena(
         for part in INSIDE.parent.glob("inside*.py"):
             shutil.copy(part, stand.workspace)
         command = ["/usr/bin/python3", str(stand.workspace / "inside.py")]
+        book = stand.directory / "witness"
         drivers: list[Driver] = []
         try:
             for _ in range(2):
                 drivers.append(Driver(stand.start(command, stdin=subprocess.PIPE)))
             process = lab.popen_open(
-                [*command, "--proxy"],
+                [*command, "--proxy", "--witness", "/dev/null"],
                 stdin=subprocess.PIPE,
                 cwd=str(stand.workspace),
                 env=clean_env(lab, trust=False),
             )
             drivers.append(Driver(process))
-            yield Arena(lab, stand, drivers[0], drivers[1], drivers[2])
+            process = lab.popen_host(
+                [*command, "--witness", str(book)], stdin=subprocess.PIPE, cwd=str(stand.directory)
+            )
+            drivers.append(Driver(process))
+            yield Arena(lab, stand, drivers[0], drivers[1], drivers[2], book)
         finally:
             for driver in drivers:
                 driver.close()

@@ -15,9 +15,13 @@ import subprocess
 import sys
 import threading
 import time
+from urllib.parse import unquote_to_bytes
 
 WAIT = 3.0
 RESOLVER = "198.18.0.1"
+"""The sandbox's resolver."""
+WITNESS = (2222, 443)
+"""Ports of the witness: see `witness`."""
 
 
 def say(*words):
@@ -79,6 +83,17 @@ def udp(host, port, data=b"x", seconds=1.0, bind=None):
         return f"{type(error).__name__}: {error}".encode()
 
 
+def nameserver():
+    """The resolver of this place: the sandbox's is egressd, outside it is the world's."""
+    with open("/etc/resolv.conf") as lines:
+        return next(line.split()[1] for line in lines if line.startswith("nameserver"))
+
+
+def line(answer, most=300):
+    """An answer in one line, cut: what tells of one of several tries."""
+    return shown(answer).replace("\r", "").replace("\n", " | ")[:most]
+
+
 def question(name, kind=1, ident=0x1234, flags=0x0100, klass=1, extra=b"", counts=(1, 0, 0, 0)):
     """A DNS query; `name` is text or, to be hostile, the wire bytes of the name."""
     if isinstance(name, str):
@@ -87,9 +102,10 @@ def question(name, kind=1, ident=0x1234, flags=0x0100, klass=1, extra=b"", count
     return struct.pack("!6H", ident, flags, *counts) + name + struct.pack("!HH", kind, klass) + extra
 
 
-def dns(name, kind=1, server=RESOLVER, over="udp", seconds=WAIT, **more):
-    """Ask and return `RCODE addresses…` as text (`NXDOMAIN`, `NOERROR 198.18.1.0`), or what went wrong."""
+def dns(name, kind=1, server=None, over="udp", seconds=WAIT, **more):
+    """Ask (this place's resolver) and return `RCODE addresses…` as text (`NXDOMAIN`, `NOERROR 198.18.1.0`), or what went wrong."""
     message = question(name, kind, **more)
+    server = server or nameserver()
     if over == "udp":
         answer = udp(server, 53, message, seconds)
     else:
@@ -152,6 +168,35 @@ def proxy(data, **more):
     return tcp("127.0.0.1", 3128, data, **more)
 
 
+def connect(authority, data=None, name=None, **more):
+    """TLS with a request in it, through the explicit proxy; `authority` is text or bytes of the CONNECT."""
+    target = authority if isinstance(authority, bytes) else authority.encode()
+    return tls(
+        "",
+        data=get() if data is None else data,
+        name=name,
+        via=b"CONNECT " + target + b" HTTP/1.1\r\n\r\n",
+        **more,
+    )
+
+
+def absolute(url, host=None, method="GET", head=b""):
+    """A request in absolute form, to the explicit proxy; `url` is text or bytes."""
+    target = url if isinstance(url, bytes) else url.encode()
+    named = re.split(rb"[/?#]", target.split(b"://", 1)[-1])[0] if host is None else host.encode()
+    parts = (
+        method.encode(),
+        b" ",
+        target,
+        b" HTTP/1.1\r\nHost: ",
+        named,
+        b"\r\n",
+        head,
+        b"Connection: close\r\n\r\n",
+    )
+    return proxy(b"".join(parts))
+
+
 def run(*argv, seconds=8.0, text=None):
     """Run a program and return everything it said and its status."""
     ran = subprocess.run(argv, capture_output=True, timeout=seconds, input=text, text=True, errors="replace")
@@ -159,7 +204,9 @@ def run(*argv, seconds=8.0, text=None):
 
 
 def naive_proxy():
-    """Serve on 127.0.0.1:3128 the proxy that many write first: it dials what is asked, as the C library reads it."""
+    """Serve on 127.0.0.1:3128 the proxy that many write first: it dials what is asked, as a browser's parser and the C
+    library read it.
+    """
 
     def pump(source, sink):
         try:
@@ -186,13 +233,18 @@ def naive_proxy():
                 rest = (
                     target
                     if method.upper() == b"CONNECT"
-                    else re.split(rb"[/?#]", target.split(b"://", 1)[-1], maxsplit=1)[0]
+                    else re.split(rb"[/?#\\]", target.split(b"://", 1)[-1], maxsplit=1)[0]
                 )
                 rest = rest.rsplit(b"@", 1)[-1]
                 host, _, port = (
                     rest.rpartition(b":") if b":" in rest and not rest.endswith(b"]") else (rest, b"", b"80")
                 )
-                name = host.strip(b"[]").split(b"\0")[0].decode("latin-1").split("%")[0]
+                name = (
+                    unquote_to_bytes(host.strip(b"[]"))
+                    .split(b"\0")[0]
+                    .decode("utf-8", "replace")
+                    .split("%")[0]
+                )
                 upstream = socket.create_connection((name, int(port.strip() or b"80")), 5)
             except (OSError, ValueError, UnicodeError) as error:
                 client.sendall(b"HTTP/1.1 502 naive\r\n\r\n" + repr(error).encode())
@@ -216,11 +268,28 @@ def naive_proxy():
     threading.Thread(target=accept, daemon=True).start()
 
 
+def witness(path):
+    """Listen on every address of this place on the ports WITNESS, say `owned` to whom connects, and write it down in a file."""
+
+    def accept(listener):
+        while True:
+            client, _ = listener.accept()
+            with client, open(path, "a") as book:
+                print(*client.getsockname()[:2], file=book, flush=True)
+                client.sendall(b"owned\n")
+
+    for port in WITNESS:
+        listener = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        threading.Thread(target=accept, args=(listener,), daemon=True).start()
+
+
 def main():
     """Drive: run one piece of code after another."""
     here = os.path.dirname(os.path.abspath(__file__))
     if "--proxy" in sys.argv:
         naive_proxy()
+    if "--witness" in sys.argv:
+        witness(sys.argv[sys.argv.index("--witness") + 1])
     say("ready")
     for line in sys.stdin:
         asked = json.loads(line)
