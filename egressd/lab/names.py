@@ -234,12 +234,11 @@ class Zone:
 
 
 def _spoofs(wire: bytes) -> tuple[bytes, ...]:
-    """What one who guesses would send before the answer `wire`: the attacker's address, under another id, and for another name."""
+    """What one who guesses would send before the answer `wire`: the attacker's address, by another id, and for another name."""
     forged = dns.message.from_wire(wire)
-    for rrset in forged.answer:
-        if rrset.rdtype == dns.rdatatype.A:
-            rrset.clear()
-            rrset.update(dns.rrset.from_text(rrset.name, 600, "IN", "A", topology.ATTACKER))
+    if forged.question[0].rdtype == dns.rdatatype.A:
+        owner = forged.question[0].name
+        forged.answer = [dns.rrset.from_text(owner, 600, "IN", "A", topology.ATTACKER)]
     right = forged.id
     forged.id ^= 0x5555
     other_id = forged.to_wire()

@@ -77,7 +77,7 @@ class Row:
     where one decides. `reaches` are hosts that may be reached all the same (an allowed part of the attack), `asks` names that DNS
     may be asked for; everything else stays untouched. `shows` are fields that one of the records has, all of them; a pattern
     is searched in the field's text. `title` tells rows of one id apart. `zone` is what DNS says for names from then on (see
-    `Lab.set_name`). `decisions` is how many attempts it comes to, each with a record. `also` asserts what else is particular to it.
+    `Lab.set_name`). `decisions` is how many attempts it comes to, each with a record. `also` asserts what is particular to it.
     """
 
     id: str

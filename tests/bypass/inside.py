@@ -103,7 +103,7 @@ def question(name, kind=1, ident=0x1234, flags=0x0100, klass=1, extra=b"", count
 
 
 def dns(name, kind=1, server=None, over="udp", seconds=WAIT, **more):
-    """Ask (this place's resolver) and return `RCODE addresses…` as text (`NXDOMAIN`, `NOERROR 198.18.1.0`), or what went wrong."""
+    """Ask (this place's resolver) and return `RCODE addresses…` as text (`NOERROR 198.18.1.0`), or what went wrong."""
     message = question(name, kind, **more)
     server = server or nameserver()
     if over == "udp":
