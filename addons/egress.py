@@ -16,25 +16,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from mitmproxy import addonmanager, ctx, exceptions
 from mitmproxy.addonmanager import Loader
 from mitmproxy.connection import Client
 from mitmproxy.flow import Flow
 from mitmproxy.http import HTTPFlow, Response
-from mitmproxy.proxy import commands, events, layers, mode_specs
-from mitmproxy.proxy.layer import CommandGenerator, Layer, NextLayer
+from mitmproxy.proxy import layers, mode_specs
+from mitmproxy.proxy.layer import Layer, NextLayer
 from mitmproxy.proxy.layers import modes
 from mitmproxy.proxy.layers.http import HTTPMode
 from mitmproxy.proxy.server_hooks import ServerConnectionHookData
 
-from egressd.gate import internal
-from egressd.gate.connection import Connection, Destination, Services
+from egressd.gate.connection import Services
 from egressd.gate.denials import Remembering
 from egressd.gate.dialer import OwnAddresses
 from egressd.gate.dns.synthetic import SyntheticNames
@@ -44,17 +41,33 @@ from egressd.gate.inspector.addon import PolicyAddon, as_response, exchange_of
 from egressd.gate.inspector.exchange import Exchange
 from egressd.gate.inspector.head import BadHead, parse_request_head
 from egressd.gate.inspector.messages import head_of
+from egressd.gate.inspector.stock import (
+    ALERT_ACCESS_DENIED,
+    ALERT_UNRECOGNIZED_NAME,
+    EXCHANGE,
+    SET,
+    Refuse,
+    alert,
+    authority_of,
+    bare_response,
+    counted,
+    end_process,
+    has_long_body,
+    held_exchange,
+    socks_target,
+    unguarded,
+)
+from egressd.gate.inspector.visitor import Visitor
 from egressd.gate.limits import Budget
 from egressd.gate.recorder import AuditUnavailable
 from egressd.gate.sandbox import Sandbox
 from egressd.gate.settings import Settings
 from egressd.journal.record import Record, clip, to_line
 from egressd.journal.writer import BadRecord, Journal, JournalUnavailable
-from egressd.policy.attempt import Address, ConnectionAttempt, Decision, Name
+from egressd.policy.attempt import Address, Decision, Name
 from egressd.policy.compile import CompiledPolicy, compile_policy
-from egressd.policy.decide import decide
 from egressd.policy.effective import EffectivePolicy
-from egressd.policy.names import Authority, BadHost, format_host, parse_authority, parse_name
+from egressd.policy.names import BadHost, parse_authority
 from egressd.policy.reasons import Reason
 from egressd.rulefiles.load import load_rules
 from egressd.rulefiles.problems import Problems
@@ -65,59 +78,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("egressd")
 
-SET: Final[dict[str, Any]] = {
-    "connection_strategy": "lazy",  # eager connects before anything was judged
-    "http2": False,  # several requests at a time on one connection: a dial could not be told whose it is
-    "http3": False,
-    "onboarding": False,
-    "rawtcp": False,
-}
-"""What mitmproxy is set to when this file is loaded."""
-
-GUARDED: Final[dict[str, Any]] = SET | {
-    # what opens, skips or rewrites a request after it was judged
-    **dict.fromkeys(("ignore_hosts", "allow_hosts", "tcp_hosts", "udp_hosts"), ()),
-    **dict.fromkeys(("map_remote", "map_local", "modify_headers", "modify_body"), ()),
-    **dict.fromkeys(("client_replay", "server_replay"), ()),
-    **dict.fromkeys(("client_certs", "upstream_auth", "stickyauth", "stickycookie"), None),
-    "keep_host_header": False,
-    # what believes anybody, or everybody
-    "ssl_insecure": False,
-    "validate_inbound_headers": True,
-    "emudhra": False,
-    "emudhra_old": False,
-    # streaming before the addon has spoken
-    "stream_large_bodies": None,
-}
-"""What mitmproxy must be set to, or nothing is carried. config.yaml and `--set` can say otherwise; then it does not start."""
-
 HOOK_TIMEOUT: Final = 30.0
-MAX_REFUSED_BODY: Final = 64 * 1024
-"""mitmproxy answers after it has read the whole body; a longer one that is refused costs its connection instead."""
-
-_EXCHANGE: Final = "egressd"
-ALERT_ACCESS_DENIED, ALERT_UNRECOGNIZED_NAME = 49, 112
-_MODES: Final = (mode_specs.RegularMode, mode_specs.Socks5Mode)
 _NOBODY: Final = compile_policy(EffectivePolicy(profile="none"))
-_NOT_YET: Final = Decision("deny", Reason.NOT_ALLOWED)
-
-
-class Refuse(Layer):
-    """Says a last word and closes."""
-
-    def __init__(self, context: Any, word: bytes = b"") -> None:
-        """`word` is what the client is sent, such as a TLS alert."""
-        super().__init__(context)
-        self._word = word
-        self._said = False
-
-    def _handle_event(self, _: events.Event) -> CommandGenerator[None]:
-        if self._said:
-            return
-        self._said = True
-        if self._word:
-            yield commands.SendData(self.context.client, self._word)
-        yield commands.CloseConnection(self.context.client)
+_MISMATCHES: Final = frozenset({Reason.SNI_MISMATCH, Reason.BAD_HOST, Reason.NON_ASCII_HOST})
 
 
 class Book:
@@ -146,21 +109,6 @@ class Book:
             self.journal.append([record.as_dict()])
         except (JournalUnavailable, BadRecord, OSError) as error:
             raise AuditUnavailable(str(error)) from error
-
-
-class Visitor:
-    """One client connection: where it leads, its request of now, and the one address that may be dialled for that.
-
-    (No dataclass: mitmproxy runs a script as a module that nobody can look up, which dataclasses want to.)
-    """
-
-    def __init__(self, connection: Connection) -> None:
-        """It has not said yet where it wants to go."""
-        self.connection = connection
-        self.tunnel = False
-        self.recorded = False
-        self.exchange: Exchange | None = None
-        self.pin: tuple[tuple[str, int], Address] | None = None
 
 
 class Egress:
@@ -197,11 +145,11 @@ class Egress:
         loading it and nothing else: it would go on as an open proxy.
         """
         if not any(addon is self for addon in addonmanager.traverse(ctx.master.addons.chain)):
-            _end_process("the policy could not be loaded (is one of its options given twice?)")
+            end_process("the policy could not be loaded (is one of its options given twice?)")
 
     def configure(self, updated: set[str]) -> None:
         """Take changed options, whole or not at all; raises OptionsError, upon which a start fails and a change is undone."""
-        problem = _unguarded()
+        problem = unguarded(ctx.options)
         if problem is not None:
             raise exceptions.OptionsError(f"egressd does not run with {problem}")
         if "egress_dns" in updated:
@@ -243,7 +191,7 @@ class Egress:
     def done(self) -> None:
         """Take mitmproxy down where only this addon was removed: a changed or deleted file must not leave an open proxy."""
         if not ctx.master.should_exit.is_set():
-            _end_process("the policy was unloaded")
+            end_process("the policy was unloaded")
 
     # connections
 
@@ -251,15 +199,13 @@ class Egress:
         """Refuse whom the hooks below could not judge."""
         client.error = "egressd: denied"
         try:
-            problem = _unguarded()
+            problem = unguarded(ctx.options)
             if problem is None and client.transport_protocol != "tcp":
                 problem = client.transport_protocol
             if problem is not None:
                 logger.error("egressd: refused a connection: %s", problem)
                 return
-            connection = Connection(self._sandbox, self._services, "absolute", Destination(0))
-            connection.decision = _NOT_YET  # of its own; each request in absolute form is judged for itself
-            self._visitors[client.id] = Visitor(connection)
+            self._visitors[client.id] = Visitor(self._sandbox, self._services)
         except Exception:  # law 1: the error above stays
             logger.exception("egressd: client_connected")
             return
@@ -268,45 +214,25 @@ class Egress:
     def client_disconnected(self, client: Client) -> None:
         """Write the ends that are owed."""
         visitor = self._visitors.pop(client.id, None)
-        if visitor is None:
-            return
-        if visitor.exchange is not None:
-            visitor.exchange.end(Reason.CLIENT_CLOSED)
-        if not visitor.recorded:
-            self._decide(visitor, Decision("deny", Reason.CLIENT_CLOSED))
-        connection = visitor.connection
-        if connection.decision.allowed:
-            end = connection.record("end", "connection")
-            end.reason = Reason.COMPLETED.value
-            end.duration_ms = round((time.monotonic() - connection.started) * 1000, 3)
-            self._services.recorder.put(end)
-
-    def _decide(self, visitor: Visitor, decision: Decision, detail: str | None = None) -> None:
-        """Keep the decision on a connection, and write it down once."""
-        visitor.connection.decision = decision
-        if not visitor.recorded:
-            visitor.recorded = True
-            record = visitor.connection.record("decision", "connection").decided(decision)
-            record.detail = detail
-            self._services.recorder.put(record)
+        if visitor is not None:
+            visitor.leave()
 
     def http_connect(self, flow: HTTPFlow) -> None:
         """Judge a CONNECT by its authority; what is inside is judged again by its first bytes."""
-        flow.response = _bare()
+        flow.response = bare_response()
         try:
             visitor = self._visitors[flow.client_conn.id]
             authority = parse_authority(flow.request.data.authority, None)
             if visitor.tunnel:
-                nested = visitor.exchange = flow.metadata[_EXCHANGE] = Exchange(visitor.connection, "CONNECT")
+                nested = visitor.exchange = flow.metadata[EXCHANGE] = Exchange(visitor.connection, "CONNECT")
                 nested.deny(Decision("deny", Reason.NESTED_CONNECT))
                 flow.kill()  # mitmproxy has no way to answer this one
                 return
             if isinstance(authority, BadHost):
                 flow.response = self._refuse_connect(visitor, Decision("deny", authority.reason), flow)
                 return
-            visitor.connection = self._tunnel(authority)
-            visitor.tunnel = True
-            decisions = [self._judge(visitor.connection, scheme) for scheme in ("https", "http")]
+            visitor.lead_to(authority)
+            decisions = [visitor.judge(scheme) for scheme in ("https", "http")]
             if not any(decision.allowed for decision in decisions):
                 flow.response = self._refuse_connect(visitor, decisions[0], flow)
                 return
@@ -315,26 +241,8 @@ class Egress:
             return
         flow.response = None
 
-    def _tunnel(self, authority: Authority) -> Connection:
-        host = authority.host
-        proved = host if isinstance(host, tuple) else None
-        target = Destination(authority.port, None if isinstance(host, tuple) else host, proved)
-        connection = Connection(self._sandbox, self._services, "connect", target)
-        connection.host = host
-        return connection
-
-    def _judge(self, connection: Connection, scheme: Literal["https", "http"]) -> Decision:
-        assert connection.host is not None
-        attempt = ConnectionAttempt(connection.host, connection.destination.port, scheme)
-        decision = internal.judge(attempt) or decide(self._sandbox.policy, attempt, time.time())
-        if (
-            decision.allowed and decision.treatment != "inspect"
-        ):  # nothing here carries bytes that are not read
-            return Decision("deny", Reason.SCHEME_NOT_ALLOWED, decision.entry)
-        return decision
-
     def _refuse_connect(self, visitor: Visitor, decision: Decision, flow: HTTPFlow) -> Response:
-        self._decide(visitor, decision)
+        visitor.decide(decision)
         refused = Exchange(visitor.connection)
         refused.accept = flow.request.headers.get("accept")
         refused.attempt_id = visitor.connection.attempt_id
@@ -360,41 +268,35 @@ class Egress:
             if len(context.layers) != 1 or not isinstance(context.layers[0], modes.HttpProxy):
                 return Refuse(context)
             if nextlayer.data_client()[:1] == b"\x16":
-                self._decide(visitor, Decision("deny", Reason.UNKNOWN_PROTOCOL), "TLS to the proxy itself")
-                return Refuse(context, _alert(ALERT_ACCESS_DENIED))
+                visitor.decide(Decision("deny", Reason.UNKNOWN_PROTOCOL), "TLS to the proxy itself")
+                return Refuse(context, alert(ALERT_ACCESS_DENIED))
             return layers.HttpLayer(context, HTTPMode.regular)
         if context.client.tls_established:
             return layers.HttpLayer(context, HTTPMode.transparent)
         if not visitor.tunnel:
-            authority = _socks_target(context.server.address)
+            authority = socks_target(context.server.address)
             if isinstance(authority, BadHost):
-                self._decide(visitor, Decision("deny", authority.reason), clip(authority.detail))
+                visitor.decide(Decision("deny", authority.reason), clip(authority.detail))
                 return Refuse(context)
-            visitor.connection, visitor.tunnel = self._tunnel(authority), True
+            visitor.lead_to(authority)
         return self._arrived(visitor, nextlayer)
 
     def _arrived(self, visitor: Visitor, nextlayer: NextLayer) -> Layer | None:
-        """Judge the first bytes of a tunnel."""
-        context, connection = nextlayer.context, visitor.connection
+        """Judge the first bytes of a tunnel. A denied destination is told so inside: every request gets that page."""
+        context = nextlayer.context
         arrival = Recogniser().read(nextlayer.data_client())
         if arrival is None:
             return None
         if isinstance(arrival, Http):
-            self._decide(visitor, self._judge(connection, "http"))
+            visitor.decide(visitor.judge("http"))
             return layers.HttpLayer(context, HTTPMode.transparent)
         if not isinstance(arrival, Tls):
-            self._decide(visitor, Decision("deny", arrival.reason), arrival.detail)
+            visitor.decide(Decision("deny", arrival.reason), arrival.detail)
             return Refuse(context)
-        connection.tls = True
-        claimed: Name | BadHost | None = None
-        if arrival.hello.sni is not None:
-            connection.sni, claimed = clip(arrival.hello.sni), parse_name(arrival.hello.sni)
-        if isinstance(claimed, BadHost) or (claimed is not None and claimed != connection.host):
-            reason = claimed.reason if isinstance(claimed, BadHost) else Reason.SNI_MISMATCH
-            self._decide(visitor, Decision("deny", reason))
-            return Refuse(context, _alert(ALERT_UNRECOGNIZED_NAME))
-        # A denial is told inside, by the page that answers every request.
-        self._decide(visitor, self._judge(connection, "https"), "ech" if arrival.hello.ech else None)
+        decision = visitor.judge_hello(arrival)
+        visitor.decide(decision, "ech" if arrival.hello.ech else None)
+        if decision.reason in _MISMATCHES:
+            return Refuse(context, alert(ALERT_UNRECOGNIZED_NAME))
         outer = layers.ServerTLSLayer(context)
         outer.child_layer = layers.ClientTLSLayer(context)
         return outer
@@ -404,7 +306,7 @@ class Egress:
     async def requestheaders(self, flow: HTTPFlow) -> None:
         """Judge a request, and pin the address that may be dialled for it."""
         flow.request.stream = False
-        flow.response = _bare()
+        flow.response = bare_response()
         visitor = self._visitors.get(flow.client_conn.id)
         try:
             if visitor is not None:
@@ -414,14 +316,14 @@ class Egress:
         except Exception:  # law 1: refused, whatever was decided
             logger.exception("egressd: requestheaders")
             flow.request.stream = False
-            flow.response = _bare()
+            flow.response = bare_response()
             if visitor is not None:
                 visitor.pin = None
-            if (exchange := _exchange_of(flow)) is not None:
+            if (exchange := held_exchange(flow)) is not None:
                 flow.response = as_response(exchange.refuse(Reason.INTERNAL_ERROR))
         if flow.response is not None:
             flow.request.headers.pop("expect", None)
-            if flow.killable and _is_long(flow):
+            if flow.killable and has_long_body(flow):
                 flow.kill()
 
     async def _request(self, flow: HTTPFlow, visitor: Visitor) -> None:
@@ -429,10 +331,10 @@ class Egress:
         if bool(flow.client_conn.tls_established) != connection.tls:
             raise RuntimeError("mitmproxy and the policy disagree on what is spoken")
         if not visitor.tunnel:  # mitmproxy has taken the target apart; it is judged beside Host
-            data.authority = _authority(data.host, data.port)
+            data.authority = authority_of(data.host, data.port)
         head = parse_request_head(head_of(flow.request))
         if isinstance(head, BadHead):
-            exchange = visitor.exchange = flow.metadata[_EXCHANGE] = Exchange(connection)
+            exchange = visitor.exchange = flow.metadata[EXCHANGE] = Exchange(connection)
             exchange.method, exchange.target = flow.request.method, flow.request.path
             flow.response = as_response(exchange.deny(Decision("deny", head.reason), head.detail))
             return
@@ -440,7 +342,7 @@ class Egress:
         exchange = visitor.exchange = exchange_of(flow)
         if work is not None:
             await work
-        self._note_connection(visitor, exchange)
+        visitor.note(exchange)
         if not exchange.admitted:
             return
         assert exchange.bound is not None
@@ -451,18 +353,7 @@ class Egress:
             return
         exchange.upstream = address
         visitor.pin = (flow.request.host, flow.request.port), address
-        flow.request.stream = _counted(exchange, "up")
-
-    def _note_connection(self, visitor: Visitor, exchange: Exchange) -> None:
-        """Write down a connection that carries plain proxy requests, by the first of them."""
-        if visitor.recorded:
-            return
-        connection = visitor.connection
-        record = connection.record("decision", "connection").decided(exchange.decision)
-        if exchange.bound is not None:
-            record.host, record.port = format_host(exchange.bound.host), exchange.bound.port
-        visitor.recorded = True
-        self._services.recorder.put(record)
+        flow.request.stream = counted(exchange, "up")
 
     async def _address(self, exchange: Exchange, host: Name | Address) -> Address | Reason:
         """Resolve once, and return the first address that the rule permits; law 4."""
@@ -508,7 +399,7 @@ class Egress:
                 return
             PolicyAddon(exchange.connection).responseheaders(flow)
             assert flow.response is not None
-            flow.response.stream = _counted(exchange, "down")
+            flow.response.stream = counted(exchange, "down")
         except Exception:  # nothing goes on unlooked-at
             logger.exception("egressd: responseheaders")
             if flow.killable:
@@ -528,7 +419,7 @@ class Egress:
         self._end(flow, Reason.CLIENT_CLOSED if gone else reason, flow.error.msg if flow.error else None)
 
     def _end(self, flow: Flow, reason: Reason, detail: str | None = None) -> None:
-        exchange = _exchange_of(flow)
+        exchange = held_exchange(flow)
         if exchange is None:
             return
         if exchange.refusal is not None:  # what was refused ends by that, however it was told
@@ -551,24 +442,6 @@ class Egress:
         flow.kill()
 
 
-def _end_process(why: str) -> None:
-    """End at once: every moment without the policy is an open proxy's."""
-    print(f"egressd: {why}, so mitmproxy ends", file=sys.stderr, flush=True)  # noqa: T201 # the log may be off
-    os._exit(1)
-
-
-def _unguarded() -> str | None:
-    """Return the first guarded option that is not as it must be, None when all are."""
-    for name, wanted in GUARDED.items():
-        value = getattr(ctx.options, name)
-        if (tuple(value) if wanted == () else value) != wanted:
-            return f"{name}={value!r}; it must be {wanted!r}"
-    for text in ctx.options.mode:
-        if not isinstance(mode_specs.ProxyMode.parse(text), _MODES):
-            return f"mode={text}; only regular and socks5 say which name a connection is for"
-    return None
-
-
 def _policy_of(rules: str, profile: str) -> CompiledPolicy:
     """Return a profile's policy, that of nobody where either is not given; raises OptionsError with every problem."""
     if not rules or not profile:
@@ -580,59 +453,6 @@ def _policy_of(rules: str, profile: str) -> CompiledPolicy:
         known = ", ".join(loaded.profiles) or "none"
         raise exceptions.OptionsError(f"egress_profile: there is no profile {profile!r}; there are: {known}")
     return loaded.compiled(profile)
-
-
-def _exchange_of(flow: Flow) -> Exchange | None:
-    exchange = flow.metadata.get(_EXCHANGE)
-    return exchange if isinstance(exchange, Exchange) else None
-
-
-def _socks_target(address: tuple[Any, ...] | None) -> Authority | BadHost:
-    if address is None:
-        return BadHost(Reason.BAD_HOST, "no destination")
-    return parse_authority(f"{_bracketed(str(address[0]))}:{address[1]}", None)
-
-
-def _authority(host: str, port: int) -> bytes:
-    """Return the authority as it was sent: mitmproxy decodes xn-- names. What does not survive that is left to be refused."""
-    try:
-        name = host.encode("idna")
-        if name.decode("idna") != host:
-            name = host.encode("utf-8", "surrogateescape")
-    except UnicodeError:
-        name = host.encode("utf-8", "surrogateescape")
-    return b"%s:%d" % (b"[%s]" % name if b":" in name else name, port)
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-def _counted(exchange: Exchange, way: Literal["up", "down"]) -> Callable[[bytes], bytes]:
-    """Return what passes on a piece of a body and counts it."""
-
-    def passed(data: bytes) -> bytes:
-        setattr(exchange, way, getattr(exchange, way) + len(data))
-        return data
-
-    return passed
-
-
-def _is_long(flow: HTTPFlow) -> bool:
-    headers = flow.request.headers
-    length = headers.get("content-length", "0")
-    return "transfer-encoding" in headers or not length.isdecimal() or int(length[:20]) > MAX_REFUSED_BODY
-
-
-def _alert(description: int) -> bytes:
-    """A fatal TLS alert (RFC 8446 §5.1, §6)."""
-    return bytes((21, 3, 3, 0, 2, 2, description))
-
-
-def _bare() -> Response:
-    """The response before any code has judged."""
-    fields = {"content-type": "text/plain", "x-egressd-reason": "internal_error", "connection": "close"}
-    return Response.make(502, b"egressd: denied (reason internal_error)\n", fields)
 
 
 addons = [Egress()]

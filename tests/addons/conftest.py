@@ -143,6 +143,16 @@ class Proxy:
         """Run a shell command beside the proxy."""
         return self.lab.host_exec(["bash", "-c", text]).stdout
 
+    def record(self, **wanted: object) -> dict[str, Any]:
+        """Wait for the one record that has all the given fields: an end is written after the client has its answer."""
+        deadline = time.monotonic() + 10
+        while not (found := self.records(**wanted)):
+            if time.monotonic() > deadline:
+                pytest.fail(f"no record {wanted}")
+            time.sleep(0.02)
+        [record] = found
+        return record
+
     def records(self, **wanted: object) -> list[dict[str, Any]]:
         """Return the journal's records that have all the given fields."""
         lines = self.journal.read_text(encoding="utf-8").splitlines() if self.journal.exists() else []

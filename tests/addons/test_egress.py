@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def test_what_a_rule_allows_arrives(proxy: Proxy) -> None:
         ("www.lab-origin.com", "GET", "/n"),
         ("api.lab-origin.com", "POST", "/upload"),
     ]
-    [end] = proxy.records(event="end", layer="request", path="/upload")
+    end = proxy.record(event="end", layer="request", path="/upload")
     assert (end["reason"], end["bytes_up"], end["status"]) == ("completed", 5, 200)
 
 
@@ -391,3 +392,8 @@ def test_socks5_is_judged_alike(lab: Lab) -> None:
         assert "(reason ip_literal)" in proxy.curl("http://www.lab-origin.com/", proxy=local).stdout
         assert lab.requests() == []
         assert lab.attacker_hits() == []
+
+
+def test_the_readme_names_every_option() -> None:
+    told = set(re.findall(r"^\| `(egress_\w+)` \|", (SCRIPT.parent / "README.md").read_text(), re.MULTILINE))
+    assert told == set(re.findall(r'add_option\(\s*"(egress_\w+)"', SCRIPT.read_text()))
