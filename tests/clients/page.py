@@ -36,6 +36,8 @@ _NOTES = """\
 * Container images come from three hosts: the registry, who hands out tokens, and who has the blobs. The same goes for crates
   (`index.crates.io`, `static.crates.io`) and Python (`pypi.org`, `files.pythonhosted.org`).
 * apt repeats a refused index in every compression that it knows, so one refusal is many tries; none of them waits.
+* `git clone git@github.com:…` goes by SSH, which no rule here allows: the client is told so in SSH's own words
+  (`Received disconnect from …: egressd: denied: …`). By https it works.
 * curl without `-f` and Chromium show a refusal as they show any page: with exit status 0.
 * Chromium trusts what is in `~/.pki/nssdb`. Where `certutil` (Debian: `libnss3-tools`) is on the host, every sandbox finds
   a database there that has egressd's certificate; on a host without it there is none, and Chromium says

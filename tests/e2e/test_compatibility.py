@@ -336,6 +336,28 @@ def test_cmp_25_a_refusal_is_ours_alone_and_has_one_shape(ground: Ground) -> Non
     ]
 
 
+@needs("ssh")
+@pytest.mark.parametrize(
+    ("remote", "reason"),
+    [
+        pytest.param(
+            "git@github.com:acme/tools", "github.com:22 (reason port_not_allowed)", id="a known host"
+        ),
+        pytest.param("git@gitlab.evil-lab.com:acme/tools", "(reason not_allowed)", id="another host"),
+        pytest.param(
+            "ssh://git@github.com:443/acme/tools",
+            "github.com:443 (reason unknown_protocol)",
+            id="by the port of https",
+        ),
+    ],
+)
+def test_cmp_25_git_over_ssh_is_told_why_too(ground: Ground, remote: str, reason: str) -> None:
+    ran = inside(ground, f"git clone {remote}", "--env", "GIT_SSH_COMMAND=ssh -F /dev/null -o BatchMode=yes")
+    assert ran.returncode == 128
+    assert "egressd: denied: " in ran.stderr, ran
+    assert reason in ran.stderr, ran
+
+
 @pytest.mark.parametrize("name", ["https_proxy", "HTTPS_PROXY", "all_proxy"])
 def test_cmp_26_and_27_a_proxy_variable_works_in_either_case_and_is_not_challenged(
     ground: Ground, name: str

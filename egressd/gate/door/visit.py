@@ -25,7 +25,9 @@ from egressd.gate.dialer import DialFailed
 from egressd.gate.door.arrival import Http, Tls, Unreadable, first_bytes, original_destination
 from egressd.gate.door.connect import Absolute, BadHead, NeedMore, Tunnel, parse_proxy_head
 from egressd.gate.door.splice import Splice, reset_on_close
+from egressd.gate.door.ssh import refuse_ssh, speaks_ssh
 from egressd.gate.inspector import inspect
+from egressd.gate.inspector.refusal import Refused, refuse_http
 from egressd.gate.limits import Account
 from egressd.gate.recorder import AuditUnavailable
 from egressd.gate.sandbox import Sandbox
@@ -253,7 +255,8 @@ class Visit:
         host = target.proved or target.address
         timeout = settings.first_bytes_timeout
         if self._explained:
-            timeout = min(timeout, _EXPLAIN_WAIT)  # who waits for a server to speak first must learn of it too
+            # Who waits for a server to speak first must learn of it too.
+            timeout = min(timeout, _EXPLAIN_WAIT)
         elif host is not None:
             raw = self._judge(ConnectionAttempt(host, target.port, "tcp"))
             if raw.allowed and raw.treatment == "relay":
@@ -273,6 +276,8 @@ class Visit:
             await self._http(arrival)
         else:
             self._unreadable(arrival, host)
+            if speaks_ssh(arrival.data):
+                await self._say(refuse_ssh(self._sentence()))
 
     def _judge(self, attempt: ConnectionAttempt) -> Decision:
         return internal.judge(attempt) or decide(self.connection.sandbox.policy, attempt, time.time())
@@ -476,6 +481,16 @@ class Visit:
         )
         self._handed_on = True
         self._ended = await self._splice.run(data)
+
+    def _sentence(self) -> str:
+        """Return what an HTTP client would read about this refusal."""
+        connection = self.connection
+        # Only denied names lead to the address that explains; which one it was, nobody said.
+        reason = Reason.NOT_ALLOWED if self._explained else connection.decision.reason
+        port = connection.destination.port
+        host = None if self._explained else connection.host
+        refused = Refused(connection.attempt_id, connection.sandbox.id, host, port)
+        return refuse_http(reason, refused).phrase
 
     async def _say(self, data: bytes) -> None:
         """Send a last word so that it arrives: half-close, then drain, since unread bytes make the close a reset."""
