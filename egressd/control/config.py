@@ -63,6 +63,12 @@ class UpstreamSection(_Section):
     ca_bundle: PathText | None = None
 
 
+class InspectSection(_Section):
+    """What looks at requests besides the rules: files of the site's own addons, in order (addons/README.md)."""
+
+    addons: list[PathText] = Field(default_factory=list)
+
+
 class LimitsSection(_Section):
     """Limits and deadlines of a worker: seconds, bytes, counts per sandbox.
 
@@ -93,6 +99,7 @@ class ConfigFile(_Section):
     control_socket: PathText | None = None
     dns: DnsSection = DnsSection()
     upstream: UpstreamSection = UpstreamSection()
+    inspect: InspectSection = InspectSection()
     limits: LimitsSection = LimitsSection()
 
 
@@ -109,6 +116,7 @@ class Config:
     control_socket: Path
     dns: DnsSection
     upstream: UpstreamSection
+    inspect: InspectSection
     limits: LimitsSection
 
     def settings(self) -> Settings:
@@ -117,6 +125,7 @@ class Config:
             dns_denied=self.dns.denied,
             dns_upstream=self.dns.upstream,
             upstream_ca=self.upstream.ca_bundle,
+            inspect_addons=tuple(self.inspect.addons),
             **self.limits.model_dump(exclude_none=True),
         )
 
@@ -127,6 +136,7 @@ class Config:
             paths.add(self.journal)
         if self.file is not None:
             paths.add(self.file)
+        paths.update(map(Path, self.inspect.addons))
         return tuple(sorted(path for path in paths if paths.isdisjoint(path.parents)))
 
 
@@ -184,6 +194,8 @@ def keys() -> dict[str, str]:
 _PATHS = frozenset(
     {"rules", "credentials", "ca_dir", "journal", "state_dir", "control_socket", "upstream.ca_bundle"}
 )
+_PATH_LISTS = frozenset({"inspect.addons"})
+"""In a variable they are joined by colons, as in PATH."""
 
 
 def _variable(key: str) -> str:
@@ -220,7 +232,11 @@ def _check_unknown(name: str, known: Mapping[str, str], findings: Findings) -> N
 def _fitted(key: str, name: str, text: str, findings: Findings) -> dict[str, Any] | None:
     """Return one key's text as the model reads it, nested as in the file, or None with its problem added."""
     steps = key.split(".")
-    node = Node(Place(), scalar=text if key in _PATHS else _scalar(text))
+    if key in _PATH_LISTS:
+        parts = [part for part in text.split(os.pathsep) if part]
+        node = Node(Place(), items=[Node(Place(), scalar=part) for part in parts])
+    else:
+        node = Node(Place(), scalar=text if key in _PATHS else _scalar(text))
     for step in reversed(steps):
         node = Node(Place(), fields={step: node}, keys={step: Place()})
     fitted = fit(Document(name, node), ConfigFile, findings)
@@ -252,6 +268,8 @@ def _absolute(data: dict[str, Any], base: Path, prefix: str = "") -> dict[str, A
             result[key] = _absolute(value, base, f"{prefix}{key}.")
         elif prefix + key in _PATHS and value != STDOUT:
             result[key] = os.path.normpath(base / os.path.expanduser(value))
+        elif prefix + key in _PATH_LISTS:
+            result[key] = [os.path.normpath(base / os.path.expanduser(each)) for each in value]
         else:
             result[key] = value
     return result
@@ -283,5 +301,6 @@ def _resolved(model: ConfigFile, read: Path | None, paths: Paths) -> Config:
         control_socket=Path(model.control_socket) if model.control_socket else paths.control_socket,
         dns=model.dns,
         upstream=model.upstream,
+        inspect=model.inspect,
         limits=model.limits,
     )

@@ -89,6 +89,7 @@ class Session:
         supervisor = Supervisor(settings, authority, journal, failed=self._worker_failed)
         self._failure = asyncio.get_running_loop().create_future()
         spec = self._spec(trust)
+        _check_addons(spec, self._config.inspect.addons)
         namespace: Namespace | None = None
         try:
             async with asyncio.TaskGroup() as group:
@@ -294,6 +295,18 @@ def _trusted(trust: Trust) -> dict[str, str]:
     covered |= {str(path): trust.bundle for path in system_bundle_paths()}
     covered |= {str(path): trust.java_default for path in java_store_paths()}
     return {inside: str(path) for inside, path in covered.items()}
+
+
+def _check_addons(spec: SandboxSpec, paths: Sequence[str]) -> None:
+    """Addons run in the worker: what a sandbox can write never becomes code there. Raises BadInput."""
+    for path in paths:
+        if not os.path.isfile(path):
+            raise BadInput(f"inspect.addons: {path} is no file")
+        if writable(spec, path):
+            raise BadInput(
+                f"inspect.addons: the sandbox can write {path} or a folder above it\n"
+                "hint: keep addons outside the workspace and everything that --bind names"
+            )
 
 
 def _read_rules(directory: Path) -> Rules:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from egressd.gate.recorder import Recorder
 from egressd.gate.sandbox import Sandbox
@@ -29,13 +29,17 @@ type Channel = Literal["transparent", "connect", "absolute"]
 
 @dataclass(slots=True)
 class Services:
-    """What every connection of a worker uses; `certificate` is the authority's public one, PEM."""
+    """What every connection of a worker uses.
+
+    `certificate` is the authority's public one, PEM; `inspection` are the site's own addons (`inspector.site`).
+    """
 
     settings: Settings
     recorder: Recorder
     dialer: Dialer
     leaves: Leaves
     certificate: bytes = b""
+    inspection: tuple[Any, ...] = ()
 
 
 @dataclass(slots=True)

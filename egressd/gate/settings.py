@@ -27,3 +27,4 @@ class Settings(BaseModel):
     idle_timeout: float = Field(default=900.0, gt=0)
     connections: int = Field(default=512, gt=0)
     upstream_ca: str | None = None
+    inspect_addons: tuple[str, ...] = ()

@@ -59,6 +59,7 @@ from egressd.gate.door.accept import Acceptor
 from egressd.gate.door.visit import Visit
 from egressd.gate.floods import Folding
 from egressd.gate.inspector import warm as warm_inspector
+from egressd.gate.inspector.site import BadAddon, load_addons
 from egressd.gate.inspector.upstream import trusted
 from egressd.gate.limits import Budget, Kind, Level
 from egressd.gate.packet_log import PacketLog
@@ -316,7 +317,12 @@ def main(arguments: list[str]) -> int:
     dialer = Dialer(resolver, settings.connect_timeout, own_addresses=own)
     identity = None if message.identity is None else (message.identity.uid, message.identity.gid)
     leaves = Leaves(issuer, scratch=Path("/"))
-    services = Services(settings, recorder, dialer, leaves, message.certificate.encode("ascii"))
+    try:
+        inspection = load_addons(settings.inspect_addons)
+    except BadAddon as error:
+        print(f"egressd: worker: inspect.addons: {error}", file=sys.stderr)  # noqa: T201 -- stderr is talk
+        return 1
+    services = Services(settings, recorder, dialer, leaves, message.certificate.encode("ascii"), inspection)
     isolation.isolate(identity, keep=(sock.fileno(),))
     reason = asyncio.run(Worker(services, recorder).run(sock))
     if reason != "closed":

@@ -22,6 +22,7 @@ class Reason(StrEnum):
     NOT_ALLOWED = "not_allowed"
     DENIED_BY_RULE = "denied_by_rule"
     DENIED_BY_ORGANISATION = "denied_by_organisation"
+    DENIED_BY_INSPECTION = "denied_by_inspection"
     APPROVAL_REQUIRED = "approval_required"
     PORT_NOT_ALLOWED = "port_not_allowed"
     SCHEME_NOT_ALLOWED = "scheme_not_allowed"
@@ -130,6 +131,10 @@ WORDS: dict[Reason, Words] = {
     Reason.DENIED_BY_ORGANISATION: Words(
         "the organisation denies this destination for every sandbox",
         "Use another source; this one is denied on purpose.",
+    ),
+    Reason.DENIED_BY_INSPECTION: Words(
+        "an inspection that the operator runs refuses this request",
+        "Look at what the request carries; retrying it unchanged cannot work.",
     ),
     Reason.APPROVAL_REQUIRED: Words(
         "this destination needs a person's approval", "Ask for the approval, then try again."

@@ -47,6 +47,8 @@ dns:
   denied: nxdomain
 upstream:
   ca_bundle: bundle.pem
+inspect:
+  addons: [inspection.py, ~/more.py]
 limits:
   dns_timeout: 1
   dns_names: 2
@@ -85,7 +87,9 @@ def test_every_key_reaches_its_place(file: Path, monkeypatch: pytest.MonkeyPatch
         idle_timeout=9,
         connections=10,
         upstream_ca=str(file.parent / "bundle.pem"),
+        inspect_addons=(str(file.parent / "inspection.py"), "/home/ann/more.py"),
     )
+    assert {file.parent / "inspection.py", Path("/home/ann/more.py")} <= set(config.private_paths())
 
 
 def test_without_anything_said_the_defaults_hold_and_no_file_is_needed() -> None:
@@ -100,6 +104,7 @@ def test_the_limits_are_those_that_a_worker_knows() -> None:
         "dns_denied",
         "dns_upstream",
         "upstream_ca",
+        "inspect_addons",
     }
 
 
@@ -222,7 +227,13 @@ def test_every_key_has_its_variable() -> None:
     assert keys()["EGRESSD_DNS_UPSTREAM"] == "dns.upstream"
     assert keys()["EGRESSD_UPSTREAM_CA_BUNDLE"] == "upstream.ca_bundle"
     assert keys()["EGRESSD_CA_DIR"] == "ca_dir"
-    assert len(keys()) == 6 + 2 + 1 + len(LimitsSection.model_fields)
+    assert len(keys()) == 6 + 2 + 1 + 1 + len(LimitsSection.model_fields)
+
+
+def test_a_list_of_paths_is_joined_by_colons_in_a_variable(file: Path) -> None:
+    config = load(file, "inspect: {addons: [one.py]}\n", EGRESSD_INSPECT_ADDONS="/a/b.py:c.py:")
+    assert config.inspect.addons == ["/a/b.py", str(Path.cwd() / "c.py")]
+    assert problems(file, "inspect: {addons: one.py}\n")
 
 
 def test_private_paths_are_the_outermost_and_hold_no_standard_output(file: Path) -> None:

@@ -8,7 +8,9 @@ way leaves the refusal in place.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
+import traceback
 from collections.abc import Coroutine
 from typing import Any, Final, cast
 
@@ -16,6 +18,7 @@ from mitmproxy import http
 
 from egressd.gate import internal
 from egressd.gate.connection import Connection
+from egressd.gate.inspector import site
 from egressd.gate.inspector.binding import Names, Unbound, bind
 from egressd.gate.inspector.exchange import Exchange
 from egressd.gate.inspector.fields import onward_request, onward_response
@@ -64,6 +67,10 @@ class PolicyAddon:
         if decision.reason is Reason.INTERNAL_PAGE:
             flow.response = as_response(exchange.answer(decision, self._own_page(exchange)))
             return None
+        refused = self._inspect(flow, decision)
+        if refused is not None:
+            flow.response = as_response(exchange.deny(*refused))
+            return None
         exchange.decision = decision
         return self._admit(flow, exchange)
 
@@ -75,8 +82,26 @@ class PolicyAddon:
         exchange.status = flow.response.status_code
         flow.response.headers = http.Headers(onward_response(_fields(flow.response)))
         flow.response.stream = True
+        if addons := self.connection.services.inspection:
+            site.show(addons, flow)
 
     # the judgement
+
+    def _inspect(self, flow: http.HTTPFlow, decision: Decision) -> tuple[Decision, str] | None:
+        """Ask the site's own addons about a request that the policy allows; return its denial if it is refused."""
+        addons = self.connection.services.inspection
+        if not addons:
+            return None
+        try:
+            who = site.ask(addons, flow)
+        except Exception as error:  # noqa: BLE001 # law 1: an addon that fails refuses
+            traceback.print_exception(error, limit=8, file=sys.stderr)
+            return Decision(
+                "deny", Reason.INTERNAL_ERROR, decision.entry
+            ), f"inspection: {type(error).__name__}"
+        if who is None:
+            return None
+        return Decision("deny", Reason.DENIED_BY_INSPECTION, decision.entry), f"by {who}"
 
     def _own_page(self, exchange: Exchange) -> internal.Page | internal.Unanswered:
         assert exchange.attempt is not None
