@@ -12,12 +12,15 @@ import json
 import re
 from dataclasses import dataclass
 
+from egressd.gate import internal
 from egressd.policy.attempt import Address, Name
 from egressd.policy.names import format_name
 from egressd.policy.reasons import WORDS, Reason
 
 _UNSAFE = re.compile(r"[^\x20-\x7e]")
 _MAX_ACCEPT = 1024
+_MORE = f"http://{format_name(internal.NAME)}/"
+"""Where a sandbox can read what it may do, and what it was refused."""
 _UPSTREAM = frozenset(reason for reason in Reason if reason.value.startswith("upstream_"))
 _JSON_TYPES = ("application/json", "application/problem+json")
 
@@ -68,7 +71,12 @@ def refuse_http(reason: Reason, refused: Refused) -> Refusal:
     if prefers_json(refused.accept):
         content_type, body = b"application/json", _json(reason, sentence, hint, refused)
     else:
-        lines = [sentence, f"hint: {hint}" if hint else "", f"attempt: {refused.attempt_id}"]
+        lines = [
+            sentence,
+            f"hint: {hint}" if hint else "",
+            f"attempt: {refused.attempt_id}",
+            f"more: {_MORE}",
+        ]
         content_type, body = (
             b"text/plain; charset=utf-8",
             "".join(f"{line}\n" for line in lines if line).encode("ascii"),
@@ -152,6 +160,7 @@ def _json(reason: Reason, sentence: str, hint: str, refused: Refused) -> bytes:
         "sandbox": refused.sandbox,
         "attempt": refused.attempt_id,
         "hint": hint,
+        "more": _MORE,
         "retry_after": refused.retry_after,
     }
     return (

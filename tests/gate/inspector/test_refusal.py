@@ -52,7 +52,15 @@ def test_no_address_is_named_not_even_the_one_that_was_asked_for(accept: str | N
 def test_what_is_not_known_is_not_said() -> None:
     refusal = refuse_http(Reason.BAD_REQUEST, Refused("a1", "sb-1", accept="application/json"))
     assert refusal.phrase == "egressd: denied: the request is malformed (reason bad_request)"
-    assert set(json.loads(refusal.body)) == {"error", "reason", "message", "sandbox", "attempt", "hint"}
+    assert set(json.loads(refusal.body)) == {
+        "error",
+        "reason",
+        "message",
+        "sandbox",
+        "attempt",
+        "hint",
+        "more",
+    }
 
 
 @pytest.mark.parametrize(
