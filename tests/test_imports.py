@@ -48,6 +48,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
 # top-level package -> where alone it may be imported, and why
 ONLY_IN: dict[str, tuple[tuple[str, ...], str]] = {
     "mitmproxy": (("egressd.gate.inspector",), "pinned insides: one place to change when the pin moves"),
+    "hpack": (("egressd.gate.inspector.http2",), "one reader of hostile header sections"),
     "dnslib": (("egressd.gate.dns",), "one parser of hostile DNS messages"),
     "yaml": (("egressd.rulefiles",), "one strict reader, or `on` is true somewhere"),
     "pyroute2": (("egressd.wiring",), "links and routes are made by the wiring alone"),

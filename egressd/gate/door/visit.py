@@ -28,9 +28,12 @@ from egressd.gate.door.splice import Splice, reset_on_close
 from egressd.gate.door.ssh import refuse_ssh, speaks_ssh
 from egressd.gate.inspector import inspect
 from egressd.gate.inspector.refusal import Refused, refuse_http
+from egressd.gate.inspector.upstream import Opened, OpenFailed, open_early
 from egressd.gate.limits import Account
 from egressd.gate.recorder import AuditUnavailable
 from egressd.gate.sandbox import Sandbox
+from egressd.gate.tls.hello import ClientHello
+from egressd.gate.tls.leaves import HTTP1, HTTP2
 from egressd.gate.tls.stream import ClientRejectedCa, accept_plain, accept_tls
 from egressd.journal.record import clip
 from egressd.policy.attempt import Address, ConnectionAttempt, Decision, Name
@@ -50,12 +53,21 @@ _MISMATCHES = frozenset(
 ALERT_ACCESS_DENIED = 49
 ALERT_INTERNAL_ERROR = 80
 ALERT_UNRECOGNIZED_NAME = 112
-"""RFC 8446 §6, RFC 6066 §3."""
+ALERT_NO_APPLICATION_PROTOCOL = 120
+"""RFC 8446 §6, RFC 6066 §3, RFC 7301 §3.2."""
+
+_H2 = HTTP2.encode("ascii")
+_HTTP = frozenset({_H2, HTTP1.encode("ascii"), b"http/1.0"})
 
 
 def alert(description: int) -> bytes:
     """Return the plaintext record of a fatal TLS alert (RFC 8446 §5.1, §6)."""
     return bytes((21, 3, 3, 0, 2, 2, description))
+
+
+def _answered_in(hello: ClientHello) -> str:
+    """Return the protocol in which a client is told something without an upstream: HTTP/2 if it offers nothing else."""
+    return HTTP2 if _H2 in hello.alpn and HTTP1.encode("ascii") not in hello.alpn else HTTP1
 
 
 class Visit:
@@ -369,19 +381,63 @@ class Visit:
         if hello.sni is not None:
             connection.sni = clip(hello.sni)
             claimed = parse_name(hello.sni)
-        decision, limit = self._within_limits(self._judge_hello(claimed), len(arrival.data))
+        decision, limit = self._within_limits(self._judge_protocols(claimed, hello), len(arrival.data))
         if not decision.allowed:
             self._decided(decision, limit or detail)
-            await self._refuse_tls(decision, claimed, arrival.data)
-            return
-        if decision.treatment != "inspect":
+            await self._refuse_tls(decision, claimed, arrival)
+        elif decision.treatment != "inspect":
             await self._carry_opaque(decision, arrival.data, detail)
+        elif _H2 in hello.alpn and decision.reason is not Reason.INTERNAL_PAGE:
+            await self._mirror(decision, claimed, arrival, detail)
+        else:
+            context = self._leaf(HTTP1)
+            self._decided(decision, detail)
+            self._allowed = True
+            await self._inspect_tls(context, arrival.data)
+
+    def _leaf(self, alpn: str) -> ssl.SSLContext:
+        assert self.connection.host is not None
+        return self.connection.services.leaves.context_for(format_host(self.connection.host), alpn)
+
+    async def _mirror(
+        self, decision: Decision, claimed: Name | BadHost | None, arrival: Tls, detail: str | None
+    ) -> None:
+        """Offer a client that speaks HTTP/2 what the server speaks, and so find that out first: the record, the dial, the client.
+
+        Where the server cannot be reached or speaks HTTP/1 alone, the client is told so in a protocol that it has offered.
+        """
+        try:
+            await self._commit(decision, detail)
+        except AuditUnavailable:
+            denied = Decision("deny", Reason.AUDIT_UNAVAILABLE, decision.entry)
+            self._decided(denied, detail)
+            await self._refuse_tls(denied, claimed, arrival)
             return
-        assert connection.host is not None
-        context = connection.services.leaves.context_for(format_host(connection.host))
-        self._decided(decision, detail)
-        self._allowed = True
-        await self._inspect_tls(context, arrival.data)
+        opened = await open_early(self.connection, self._permits(decision))
+        alpn = _answered_in(arrival.hello)
+        if isinstance(opened, Opened):
+            if opened.stream.alpn == _H2:
+                alpn = HTTP2
+            elif alpn == HTTP2:
+                opened.stream.close()
+                opened = OpenFailed(Reason.UPSTREAM_NO_HTTP2, "the client offers HTTP/2 alone")
+        try:
+            await self._inspect_tls(self._leaf(alpn), arrival.data, opened)
+        finally:
+            if isinstance(opened, Opened):
+                opened.stream.close()  # which does nothing where it was used
+
+    def _judge_protocols(self, claimed: Name | BadHost | None, hello: ClientHello) -> Decision:
+        """Judge the hello; what will be inspected must offer some HTTP, if it offers anything."""
+        decision = self._judge_hello(claimed)
+        if (
+            decision.allowed
+            and decision.treatment == "inspect"
+            and hello.alpn
+            and _HTTP.isdisjoint(hello.alpn)
+        ):
+            return Decision("deny", Reason.UNKNOWN_PROTOCOL, decision.entry)
+        return decision
 
     def _judge_hello(self, claimed: Name | BadHost | None) -> Decision:
         """Judge the hello against the destination (law 3) and set the connection's host."""
@@ -420,8 +476,11 @@ class Visit:
             return named
         return decision
 
-    async def _refuse_tls(self, decision: Decision, claimed: Name | BadHost | None, data: bytes) -> None:
+    async def _refuse_tls(self, decision: Decision, claimed: Name | BadHost | None, arrival: Tls) -> None:
         """Finish TLS and explain where a certificate for the claimed name can be made; else an alert."""
+        if decision.reason is Reason.UNKNOWN_PROTOCOL:
+            await self._say(alert(ALERT_NO_APPLICATION_PROTOCOL))
+            return
         explainable = isinstance(claimed, tuple) or (
             claimed is None and self.connection.destination.proved is not None
         )
@@ -429,15 +488,17 @@ class Visit:
             name = claimed if isinstance(claimed, tuple) else self.connection.destination.proved
             assert name is not None
             context = self.connection.services.leaves.explain_context_for(
-                self.connection.sandbox.id, format_host(name), time.monotonic()
+                self.connection.sandbox.id, format_host(name), time.monotonic(), _answered_in(arrival.hello)
             )
             if context is not None:
-                await self._inspect_tls(context, data)
+                await self._inspect_tls(context, arrival.data)
                 return
         mismatch = decision.reason in _MISMATCHES
         await self._say(alert(ALERT_UNRECOGNIZED_NAME if mismatch else ALERT_ACCESS_DENIED))
 
-    async def _inspect_tls(self, context: ssl.SSLContext, data: bytes) -> None:
+    async def _inspect_tls(
+        self, context: ssl.SSLContext, data: bytes, opened: Opened | OpenFailed | None = None
+    ) -> None:
         loop = asyncio.get_running_loop()
         self._handed_on = True
         timeout = self.connection.services.settings.handshake_timeout
@@ -449,7 +510,7 @@ class Visit:
         except (OSError, TimeoutError):
             self._ended = Reason.BAD_TLS
             return
-        await inspect(self.connection, stream)
+        await inspect(self.connection, stream, opened=opened)
 
     # opaque bytes
 

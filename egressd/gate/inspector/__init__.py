@@ -8,6 +8,8 @@ if not __debug__:  # the asserts of mitmproxy's layers are its checks of state: 
 from egressd.gate.connection import Connection
 from egressd.gate.inspector import patches
 from egressd.gate.inspector.engine import Engine
+from egressd.gate.inspector.http2.engine import Http2Engine
+from egressd.gate.inspector.upstream import Opened, OpenFailed
 from egressd.gate.inspector.warm import warm
 from egressd.gate.tls.stream import ByteStream
 
@@ -16,10 +18,23 @@ __all__ = ["inspect", "warm"]
 patches.apply()
 
 
-async def inspect(connection: Connection, stream: ByteStream, first: bytes = b"") -> None:
+async def inspect(
+    connection: Connection,
+    stream: ByteStream,
+    first: bytes = b"",
+    *,
+    opened: Opened | OpenFailed | None = None,
+) -> None:
     """Carry HTTP on an accepted stream until it ends; `first` is what was read from it before.
 
     Every request is judged and recorded on its own. A connection whose decision is not allowed has every
     request answered with that reason. Cancelling this cuts both sides at once.
+
+    `opened` is what came of dialling early: the upstream of the connection's first request, or of all of them where the
+    client has agreed to HTTP/2; it is ours from here on.
     """
-    await Engine(connection, stream).run(first)
+    if stream.alpn == b"h2":
+        assert not first
+        await Http2Engine(connection, stream, opened).run()
+    else:
+        await Engine(connection, stream, opened).run(first)

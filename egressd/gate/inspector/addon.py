@@ -18,21 +18,26 @@ from mitmproxy import http
 
 from egressd.gate import internal
 from egressd.gate.connection import Connection
-from egressd.gate.inspector import site
+from egressd.gate.inspector import site, websocket
 from egressd.gate.inspector.binding import Names, Unbound, bind
 from egressd.gate.inspector.exchange import Exchange
 from egressd.gate.inspector.fields import onward_request, onward_response
 from egressd.gate.inspector.head import Field
 from egressd.gate.inspector.refusal import Refusal, prefers_json
 from egressd.gate.recorder import AuditUnavailable
-from egressd.policy.attempt import DENIED, Decision, RequestAttempt
+from egressd.policy.attempt import DENIED, ConnectionAttempt, Decision, RequestAttempt
 from egressd.policy.decide import decide
+from egressd.policy.names import BadHost, parse_authority
 from egressd.policy.reasons import Reason
 
 COMMIT_TIMEOUT: Final = 10.0
 """Seconds that the decision record of an allowed request may take to be written."""
 
+BODY: Final = "egressd.body"
+"""Set in a flow's metadata where its frames, and not its fields, say whether the request has a body (HTTP/2)."""
+
 _EXCHANGE: Final = "egressd"
+_UPGRADE: Final = ((b"Connection", b"Upgrade"), (b"Upgrade", b"websocket"))
 _HEADERS_ONLY_UPGRADES: Final = frozenset({"h2c"})
 """Upgrades that clients offer and do not need (RFC 7540 §3.2): the offer is taken out, the request served as HTTP/1.1."""
 
@@ -136,6 +141,8 @@ class PolicyAddon:
         )
         bound = bind(names, hosts, authority)
         if isinstance(bound, Unbound):
+            if bound.reason is Reason.AUTHORITY_MISMATCH and request.is_http2:
+                return self._mismatch(hosts, authority), bound.detail
             return Decision("deny", bound.reason), bound.detail
         exchange.bound = bound
         if bound.authority in hosts:
@@ -143,13 +150,26 @@ class PolicyAddon:
         own = (bound.host, bound.port) == (connection.host, connection.destination.port)
         if own and not connection.decision.allowed:
             return connection.decision, None
-        return self._decide(request, exchange, fields)
+        return self._decide(flow, exchange, fields)
+
+    def _mismatch(self, hosts: list[bytes], authority: bytes) -> Decision:
+        """A client that reuses an HTTP/2 connection for another name (RFC 9113 §9.1.1): 421 sends it to a connection of its own.
+
+        It is told so of names that this sandbox may go to anyway, and only where all that it names is one name.
+        """
+        claims = {parse_authority(raw, 443) for raw in (*hosts, authority) if raw}
+        claim = claims.pop() if len(claims) == 1 else None
+        if claim is not None and not isinstance(claim, BadHost):
+            attempt = ConnectionAttempt(claim.host, claim.port, "https")
+            if decide(self.connection.sandbox.policy, attempt, time.time()).allowed:
+                return Decision("deny", Reason.MISDIRECTED_REQUEST)
+        return Decision("deny", Reason.AUTHORITY_MISMATCH)
 
     def _decide(
-        self, request: http.Request, exchange: Exchange, fields: tuple[Field, ...]
+        self, flow: http.HTTPFlow, exchange: Exchange, fields: tuple[Field, ...]
     ) -> tuple[Decision, str | None]:
         assert exchange.bound is not None
-        upgrade = _upgrade(fields)
+        request, upgrade = flow.request, _upgrade(fields)
         attempt = RequestAttempt(
             host=exchange.bound.host,
             port=exchange.bound.port,
@@ -157,7 +177,7 @@ class PolicyAddon:
             method=request.method,
             target=request.path,
             upgrade=upgrade,
-            body=_has_body(fields),
+            body=_has_body(flow),
         )
         exchange.attempt = attempt
         own = internal.judge(attempt)
@@ -169,7 +189,14 @@ class PolicyAddon:
         if request.method in ("TRACE", "CONNECT"):
             return Decision("deny", Reason.METHOD_NOT_ALLOWED, decision.entry), "never forwarded"
         if upgrade is not None:
-            return Decision("deny", Reason.UPGRADE_NOT_ALLOWED, decision.entry), f"upgrade to {upgrade[:32]}"
+            if upgrade != "websocket" or request.http_version != "HTTP/1.1":
+                return Decision(
+                    "deny", Reason.UPGRADE_NOT_ALLOWED, decision.entry
+                ), f"upgrade to {upgrade[:32]}"
+            offer = websocket.parse_offer(request.method, fields)
+            if isinstance(offer, str):
+                return Decision("deny", Reason.BAD_REQUEST, decision.entry), offer
+            exchange.offer = offer
         if decision.entry is not None and decision.entry.credential is not None:
             # Never bare (law 7): the rule says that a credential goes with it, and nothing here can attach one.
             return Decision("deny", Reason.CREDENTIAL_UNAVAILABLE, decision.entry), "no broker"
@@ -198,8 +225,10 @@ class PolicyAddon:
             exchange.refusal = refusal
             flow.response = as_response(exchange.refuse(Reason.REVOKED))
             return
-        request.headers = http.Headers(onward_request(_fields(request), exchange.bound.authority))
-        if request.http_version == "HTTP/1.0" or not _has_body(_fields(request)):
+        has_body = _has_body(flow)
+        onward = onward_request(_fields(request), exchange.bound.authority)
+        request.headers = http.Headers(onward + (_UPGRADE if exchange.offer is not None else ()))
+        if request.http_version == "HTTP/1.0" or not has_body:
             request.headers.pop("expect", None)  # nothing to invite, or nobody who understands the invitation
         request.data.authority = b""
         request.data.host = _address_text(exchange)
@@ -240,13 +269,11 @@ def _upgrade(fields: tuple[Field, ...]) -> str | None:
     )
     wanted = [offer.strip() for offer in offers.split(",") if offer.strip()]
     wanted = [offer for offer in wanted if offer not in _HEADERS_ONLY_UPGRADES]
-    if wanted:
-        return wanted[0]
-    return None
+    return min(wanted, key=lambda offer: offer == "websocket", default=None)  # any other one first
 
 
-def _has_body(fields: tuple[Field, ...]) -> bool:
-    return any(
+def _has_body(flow: http.HTTPFlow) -> bool:
+    return bool(flow.metadata.get(BODY)) or any(
         name.lower() == b"transfer-encoding" or (name.lower() == b"content-length" and value != b"0")
-        for name, value in fields
+        for name, value in _fields(flow.request)
     )

@@ -48,9 +48,13 @@ class Conduit:
             opened.keep_session()
             opened.stream.close()
 
-    def abort(self) -> None:
-        """End both sides at once; what was not sent yet is lost."""
-        self.client.abort()
+    def abort(self, last: bytes = b"") -> None:
+        """End both sides at once; what was not sent yet is lost, unless there is a `last` word for the sandbox."""
+        if last:
+            self.client.write(last)
+            self.client.close()
+        else:
+            self.client.abort()
         if self.upstream is not None:
             self.upstream.stream.abort()
 

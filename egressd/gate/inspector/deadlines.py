@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -22,15 +23,17 @@ class Deadlines:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._moved = self._loop.time()
+        self._most = settings.idle_timeout
 
     def await_head(self) -> None:
         """From now on the end of a request head is awaited."""
         self._arm(self._loop.time() + self._settings.head_timeout)
 
-    def await_bytes(self) -> None:
-        """From now on bytes are awaited, in any direction, again and again."""
+    def await_bytes(self, most: float = math.inf) -> None:
+        """From now on bytes are awaited, in any direction, again and again; not longer than `most` seconds."""
         self._moved = self._loop.time()
-        self._arm(self._moved + self._settings.idle_timeout, moving=True)
+        self._most = min(most, self._settings.idle_timeout)
+        self._arm(self._moved + self._most, moving=True)
 
     def await_reader(self) -> None:
         """Look again soon whether the client has read on."""
@@ -43,7 +46,7 @@ class Deadlines:
     @property
     def idle(self) -> bool:
         """Whether nothing has moved for the whole idle time."""
-        return self._loop.time() - self._moved >= self._settings.idle_timeout
+        return self._loop.time() - self._moved >= self._most
 
     def stop(self) -> None:
         """Await nothing any more."""
@@ -58,6 +61,6 @@ class Deadlines:
     def _tick(self, moving: bool) -> None:
         """A timer that is pushed on by every byte would cost more than one that looks back when it fires."""
         if moving and not self.idle:
-            self._arm(self._moved + self._settings.idle_timeout, moving=True)
+            self._arm(self._moved + self._most, moving=True)
         else:
             self._overdue()

@@ -30,7 +30,8 @@ from egressd.gate.inspector.deadlines import Deadlines
 from egressd.gate.inspector.exchange import Exchange
 from egressd.gate.inspector.layers import InspectorLayer, client_of, context_of
 from egressd.gate.inspector.pace import Pace, Starved
-from egressd.gate.inspector.upstream import Opened, OpenFailed, open_upstream, reason_of
+from egressd.gate.inspector.pipe import PipeLayer, upgrade
+from egressd.gate.inspector.upstream import Opened, OpenFailed, leads_to, open_upstream, reason_of
 from egressd.gate.tls.stream import ByteStream
 from egressd.policy.attempt import Decision
 from egressd.policy.reasons import Reason
@@ -40,6 +41,10 @@ HOOK_TIMEOUT: Final = 30.0
 
 READ_AHEAD: Final = 64 * 1024
 """Bytes of later, pipelined requests that are kept while one is being answered, beyond one head."""
+
+
+HALF_CLOSED_IDLE: Final = 60.0
+"""Seconds without bytes after which a client that has ended its side counts as gone: nothing else tells the two apart."""
 
 
 class _Phase(enum.Enum):
@@ -52,9 +57,12 @@ class _Phase(enum.Enum):
 class Engine:
     """One connection of a sandbox under inspection; owner of its stream and of at most one upstream stream."""
 
-    def __init__(self, connection: Connection, stream: ByteStream) -> None:
-        """Nothing is read before `run`."""
+    def __init__(
+        self, connection: Connection, stream: ByteStream, opened: Opened | OpenFailed | None = None
+    ) -> None:
+        """Nothing is read before `run`. `opened` is the upstream of the first request, if one was dialled early."""
         self.connection = connection
+        self._opened = opened
         self.addon = PolicyAddon(connection)
         self._pace = Pace(self._go_on)
         self._conduit = Conduit(stream, self, self._pace)
@@ -62,7 +70,7 @@ class Engine:
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._client = client_of(connection, stream)
         self._server: ServerConnection | None = None
-        self._layer = InspectorLayer(
+        self._layer: InspectorLayer | PipeLayer = InspectorLayer(
             context_of(connection, self._client), connection.services.settings.head_bytes
         )
         self._phase = _Phase.OPEN
@@ -80,6 +88,9 @@ class Engine:
             commands.Log: self._log,
             outcomes.Answered: self._answered,
             outcomes.ClientLeft: self._client_left,
+            outcomes.HalfClosed: lambda _: self._deadlines.await_bytes(HALF_CLOSED_IDLE),
+            outcomes.Upgraded: self._upgraded,
+            outcomes.Ended: self._ended,
             outcomes.Failed: lambda failed: self._failed(failed.reason, failed.detail),
             outcomes.Interim: lambda interim: self._conduit.to_client(interim.data),
             outcomes.Rejected: lambda rejected: self._unread(
@@ -112,7 +123,7 @@ class Engine:
         if self._exchange is not None:
             self._exchange.up -= self._conduit.withhold()
             self._exchange.end(reason)
-        self._conduit.abort()
+        self._conduit.abort(self._layer.sandbox_side.last_word(reason))
         self._finish()
 
     def rejudge(self, now: float) -> None:
@@ -302,7 +313,7 @@ class Engine:
 
     async def _finish_open(self, command: commands.OpenConnection, exchange: Exchange) -> None:
         try:
-            opened = await open_upstream(exchange)
+            opened = self._take_opened(exchange) or await open_upstream(exchange)
             if not self._is_open():
                 if isinstance(opened, Opened):
                     opened.stream.abort()
@@ -316,6 +327,14 @@ class Engine:
         except Exception as error:  # noqa: BLE001 # as in _feed
             self._crashed(error)
         self._resume()
+
+    def _take_opened(self, exchange: Exchange) -> Opened | OpenFailed | None:
+        """Return what was dialled early, once, if it is where the exchange is bound and may go."""
+        opened, self._opened = self._opened, None
+        if isinstance(opened, Opened) and not leads_to(opened, exchange):
+            opened.stream.close()
+            return None
+        return opened
 
     def _adopt(self, server: ServerConnection, opened: Opened) -> None:
         server.state = ConnectionState.OPEN
@@ -351,6 +370,29 @@ class Engine:
         exchange.end(Reason.COMPLETED, "request trailers dropped" if dropped else None)
         self._exchange = None
         self._deadlines.await_head()
+
+    def _upgraded(self, command: outcomes.Upgraded) -> None:
+        """Go on as a WebSocket: another layer takes over, with what both sides have said in the meantime."""
+        exchange, server = self._exchange, self._server
+        assert exchange is not None
+        assert server is not None
+        result = upgrade(exchange, command.head, self._client, server)
+        if isinstance(result, str):
+            self._failed(Reason.UPSTREAM_PROTOCOL, result)
+            return
+        early = self._layer.sandbox_side.buf
+        self._layer, head = result
+        exchange.status = 101
+        self._conduit.to_client(head)
+        self._deadlines.await_bytes()
+        for connection, said in ((server, command.rest), (self._client, bytes(early))):
+            if said:
+                self._queue.append(events.DataReceived(connection, said))
+
+    def _ended(self, command: outcomes.Ended) -> None:
+        if self._exchange is not None:
+            self._end(self._exchange, command.reason, command.detail)
+        self._leave()
 
     def _end_early(self) -> None:
         """The origin has answered and wants no more of the request (RFC 9112 §9.3): the client shall see that and stop."""
@@ -397,6 +439,7 @@ class Engine:
             self._answer(exchange, reason, detail)
         elif self._layer.sandbox_side.framed:
             self._end(exchange, reason, detail)
+            self._conduit.to_client(self._layer.sandbox_side.last_word(reason))
             self._leave()  # the client sees that the response is incomplete
         else:
             self._end(exchange, reason, detail)
@@ -463,6 +506,9 @@ class Engine:
 
     def _stop_tasks(self) -> None:
         self._pace.stop()
+        opened, self._opened = self._opened, None
+        if isinstance(opened, Opened):
+            opened.stream.close()
         for task in self._tasks - {asyncio.current_task(self._loop)}:
             task.cancel()
 
@@ -490,6 +536,8 @@ class Engine:
     def _overdue(self) -> None:
         if self._phase is _Phase.LEAVING:
             self._go_on_leaving()
+        elif self._exchange is not None and self._layer.sandbox_side.client_ended:
+            self._failed(Reason.CLIENT_CLOSED, "ended its side, and took no answer")
         elif self._exchange is not None:
             side = self._layer.sandbox_side
             waiting = side.request_done and not side.begun

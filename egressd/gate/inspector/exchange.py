@@ -12,6 +12,7 @@ from egressd.gate import internal
 from egressd.gate.connection import Connection
 from egressd.gate.inspector.binding import Bound
 from egressd.gate.inspector.refusal import Refusal, Refused, answer_http, refuse_http
+from egressd.gate.inspector.websocket import Offer
 from egressd.gate.limits import Account, Over
 from egressd.journal.record import Record, clip, new_id
 from egressd.policy.attempt import DENIED, Address, Decision, RequestAttempt
@@ -25,7 +26,8 @@ _KEY_LIMIT = 64
 
 @dataclass(slots=True)
 class Exchange:
-    """A request on `connection`; `bound` is where it goes once its names agree, `up` and `down` count bytes to and from there.
+    """A request on `connection`; `bound` is where it goes once its names agree, `up` and `down` count bytes to and from there;
+    `offer` is what a WebSocket handshake asks for.
 
     `admitted` is set last of all, after the decision record was written: it is the one thing that lets a byte out.
     """
@@ -37,6 +39,7 @@ class Exchange:
     host_raw: str | None = None
     bound: Bound | None = None
     attempt: RequestAttempt | None = None
+    offer: Offer | None = None
     decision: Decision = DENIED
     account: Account | None = None
     """The limits that bind it, once it was counted against them."""

@@ -79,6 +79,18 @@ def onward_trailers(fields: tuple[Field, ...]) -> tuple[Field, ...]:
     )
 
 
+def onward_request_trailers(fields: tuple[Field, ...]) -> tuple[Field, ...]:
+    """Return the trailers of a request that go on, where any do."""
+    return tuple(
+        (name, value)
+        for name, value in onward_trailers(fields)
+        if _folded(name) not in _METHOD_OVERRIDES
+        and not _folded(name).startswith(b"proxy-")
+        and _folded(name) not in _TRAILER_BANNED
+        and _folded(name) != b"cookie"
+    )
+
+
 def _ends_here(lower: bytes, named: frozenset[bytes]) -> bool:
     return (
         lower in _HOP_BY_HOP

@@ -30,11 +30,11 @@ type Field = tuple[bytes, bytes]
 type Length = int | None
 """Bytes of a body, `CHUNKED` or `UNTIL_CLOSE`."""
 
-_TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+TOKEN: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,32}) ([\x21-\x7e]+) HTTP/([0-9])\.([0-9])")
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff]*))?")
 _ABSOLUTE = re.compile(rb"([Hh][Tt][Tt][Pp][Ss]?)://([^/?#]*)([/?][^#]*)?")
-_NOT_VALUE = re.compile(rb"[^\t\x20-\x7e\x80-\xff]")
+NOT_VALUE: Final = re.compile(rb"[^\t\x20-\x7e\x80-\xff]")
 _DIGITS = re.compile(rb"0|[1-9][0-9]{0,17}")
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
@@ -111,14 +111,14 @@ def parse_request_head(raw: bytes) -> RequestHead | BadHead:
         return BadHead(Reason.BAD_REQUEST, "the request line is malformed")
     method, target, major, minor = line.groups()
     problem = _line_problem(method, target, major, minor)
-    target_parts = None if problem else _target(method, target)
+    target_parts = None if problem else parse_target(method, target)
     if problem or target_parts is None:
         return problem or BadHead(Reason.BAD_REQUEST, "the request target is malformed", method, target)
     fields = parse_fields(lines[1:])
     if isinstance(fields, BadHead):
         return BadHead(fields.reason, fields.detail, method, target)
     version = b"HTTP/1." + minor
-    length = _declared_length(fields, version)
+    length = declared_length(fields, version)
     if isinstance(length, str):
         return BadHead(Reason.BAD_FRAMING, length, method, target)
     expected = [value.lower() for name, value in fields if name.lower() == b"expect"]
@@ -150,7 +150,7 @@ def parse_response_head(raw: bytes, method: bytes, version: bytes) -> ResponseHe
     if isinstance(fields, BadHead):
         return BadHead(Reason.UPSTREAM_PROTOCOL, fields.detail)
     own_version = b"HTTP/1." + minor
-    length = _declared_length(fields, own_version)
+    length = declared_length(fields, own_version)
     if isinstance(length, str):
         return BadHead(Reason.UPSTREAM_PROTOCOL, length)
     status = int(status_digits)
@@ -178,9 +178,9 @@ def parse_fields(lines: list[bytes]) -> tuple[Field, ...] | BadHead:
         if line[:1] in (b" ", b"\t"):
             return BadHead(Reason.BAD_HEADER, "a header field is folded")
         name, colon, value = line.partition(b":")
-        if not colon or _TOKEN.fullmatch(name) is None:
+        if not colon or TOKEN.fullmatch(name) is None:
             return BadHead(Reason.BAD_HEADER, "a header name is malformed")
-        if _NOT_VALUE.search(value) is not None:
+        if NOT_VALUE.search(value) is not None:
             return BadHead(Reason.BAD_HEADER, "a header value holds a control character")
         fields.append((name, value.strip(b" \t")))
     return tuple(fields)
@@ -215,7 +215,7 @@ def _line_problem(method: bytes, target: bytes, major: bytes, minor: bytes) -> B
     return None
 
 
-def _target(method: bytes, target: bytes) -> tuple[bytes, bytes, bytes] | None:
+def parse_target(method: bytes, target: bytes) -> tuple[bytes, bytes, bytes] | None:
     """Return scheme, authority and origin form of a request target (RFC 9112 §3.2), None where it is none."""
     if target == b"*":
         return (b"", b"", target) if method == b"OPTIONS" else None
@@ -230,7 +230,7 @@ def _target(method: bytes, target: bytes) -> tuple[bytes, bytes, bytes] | None:
     return None if path.startswith(b"//") else (scheme.lower(), authority, path)
 
 
-def _declared_length(fields: tuple[Field, ...], version: bytes) -> Length | str:
+def declared_length(fields: tuple[Field, ...], version: bytes) -> Length | str:
     """Return the length that the fields declare (`UNTIL_CLOSE` when they declare none), or what is wrong with them."""
     lengths, codings = [], []
     for name, value in fields:

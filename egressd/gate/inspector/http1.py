@@ -41,7 +41,15 @@ from egressd.gate.inspector.head import (
     parse_response_head,
 )
 from egressd.gate.inspector.messages import framed_body, head_of, is_chunked, request_of, response_of
-from egressd.gate.inspector.outcomes import Answered, ClientLeft, Failed, Interim, Rejected
+from egressd.gate.inspector.outcomes import (
+    Answered,
+    ClientLeft,
+    Failed,
+    HalfClosed,
+    Interim,
+    Rejected,
+    Upgraded,
+)
 from egressd.policy.reasons import Reason
 
 MAX_INTERIM: Final = 16
@@ -113,6 +121,9 @@ class Server(_Side):
         self.buf = HeadBuffer(head_bytes)
         self.stream_id = 1
         self.trailers_dropped = False
+        self.half_closes = not context.client.tls
+        """Whether the client may end its side and still get its answer. In TLS nobody does: whoever says close_notify leaves."""
+        self.client_ended = False
         self._trailers: tuple[Field, ...] = ()
 
     def read_headers(self, event: events.ConnectionEvent) -> CommandGenerator[None]:
@@ -149,6 +160,10 @@ class Server(_Side):
         return self.response is not None and bool(
             {"content-length", "transfer-encoding"} & {name.lower() for name in self.response.headers}
         )
+
+    def last_word(self, _: Reason) -> bytes:
+        """Return what still can be said behind a response that was begun: nothing."""
+        return b""
 
     def _agreeing(self, head: RequestHead | BadHead) -> RequestHead | BadHead:
         """An absolute-form target has the scheme that its connection has."""
@@ -233,10 +248,17 @@ class Server(_Side):
         self.state = self.read_headers
         if self.buf:
             yield from self.read_headers(events.DataReceived(self.conn, b""))
+        if self.client_ended and self.state in (self.read_headers, self.read_body):
+            yield from self.state(events.ConnectionClosed(self.conn))
 
     def wait(self, event: events.Event) -> CommandGenerator[None]:
-        """Keep pipelined requests for later; a client that closes wants no more of the answer."""
-        if isinstance(event, events.ConnectionClosed):
+        """Keep pipelined requests for later, and the end of what the client sends for after them."""
+        if not isinstance(event, events.ConnectionClosed):
+            return
+        if self.half_closes:
+            self.client_ended = True
+            yield HalfClosed()
+        else:
             self.state = self.done
             yield Failed(Reason.CLIENT_CLOSED, "closed before the end of the response")
 
@@ -300,6 +322,10 @@ class Client(_Side):
         assert self.stream_id is not None
         head = self._next_head()
         while isinstance(head, ResponseHead) and head.status < 200:
+            if head.status == 101:
+                self.state = self.done
+                yield Upgraded(head, self.buf.take(len(self.buf)))
+                return
             yield from self._pass_interim(head)
             head = self._next_head()
         if head is None:
@@ -323,7 +349,7 @@ class Client(_Side):
         head = parse_response_head(raw, self.request.data.method, self.request.data.http_version)
         if isinstance(head, ResponseHead) and head.status < 200:
             self._interim += 1
-            if head.status == 101:
+            if head.status == 101 and "upgrade" not in self.request.headers:
                 return BadHead(Reason.UPSTREAM_PROTOCOL, "another protocol than was asked for")
             if self._interim > MAX_INTERIM:
                 return BadHead(Reason.UPSTREAM_PROTOCOL, "interim responses without end")

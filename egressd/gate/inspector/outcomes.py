@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mitmproxy.proxy import commands
 
-from egressd.gate.inspector.head import BadHead
+from egressd.gate.inspector.head import BadHead, ResponseHead
 from egressd.policy.reasons import Reason
 
 
@@ -37,6 +37,27 @@ class Interim(commands.Command):
     """An interim response for the client, ready to be written."""
 
     data: bytes
+
+
+@dataclass(eq=False)
+class Upgraded(commands.Command):
+    """The upstream has answered 101 to an upgrade; `rest` is what it has said since in the other protocol."""
+
+    head: ResponseHead
+    rest: bytes
+
+
+@dataclass(eq=False)
+class Ended(commands.Command):
+    """What followed an upgrade is over."""
+
+    reason: Reason
+    detail: str
+
+
+@dataclass(eq=False)
+class HalfClosed(commands.Command):
+    """The client has sent its last request and waits for the answer (`nc -N`), or has gone."""
 
 
 @dataclass(eq=False)

@@ -6,10 +6,13 @@ import asyncio
 import functools
 import ssl
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from egressd.gate.connection import Connection
 from egressd.gate.dialer import DialFailed
+from egressd.gate.inspector.binding import Bound
 from egressd.gate.inspector.exchange import Exchange
 from egressd.gate.tls.stream import (
     ByteStream,
@@ -23,6 +26,8 @@ from egressd.gate.tls.stream import (
 from egressd.policy.attempt import Address
 from egressd.policy.names import format_host
 from egressd.policy.reasons import Reason
+
+type Permits = Callable[[Address], Reason | None]
 
 _TLS_REASONS: Final = {
     "certificate": Reason.UPSTREAM_TLS,
@@ -49,7 +54,7 @@ class Opened:
     def keep_session(self) -> None:
         """Keep the TLS session for the same sandbox's next connection to the same place; called when this one ends."""
         if isinstance(self.stream, TlsStream) and self.context is not None:
-            key = _session_key(self.sandbox, self.name, self.address, self.port)
+            key = _session_key(self.sandbox, self.name, self.address, self.port, self.context)
             _SESSIONS.put(key, self.context, self.stream.session, self.stream.resumed, time.monotonic())
 
 
@@ -61,10 +66,19 @@ class OpenFailed:
     detail: str
 
 
-@functools.lru_cache(maxsize=4)
-def trusted(ca_file: str | None) -> ssl.SSLContext:
+HTTP1: Final = ("http/1.1",)
+HTTP2: Final = ("h2", "http/1.1")
+"""What is offered to an upstream: the second where the client has offered it too."""
+
+
+def trusted(ca_file: str | None, alpn: tuple[str, ...] = HTTP1) -> ssl.SSLContext:
     """Return the context that verifies upstreams; made once, while there is a file system to read certificates from."""
-    return upstream_context(ca_file)
+    return _contexts(ca_file)[alpn]
+
+
+@functools.lru_cache(maxsize=4)
+def _contexts(ca_file: str | None) -> dict[tuple[str, ...], ssl.SSLContext]:
+    return {alpn: upstream_context(ca_file, alpn) for alpn in (HTTP1, HTTP2)}
 
 
 def reason_of(error: Exception | None) -> Reason:
@@ -74,20 +88,46 @@ def reason_of(error: Exception | None) -> Reason:
 
 async def open_upstream(exchange: Exchange) -> Opened | OpenFailed:
     """Dial the bound destination of an admitted exchange; for https, only a server that proves to be the judged name is used."""
-    connection, bound = exchange.connection, exchange.bound
     assert exchange.admitted
+    assert exchange.bound is not None
+    return await _open(exchange.connection, exchange.bound, exchange.permits, HTTP1)
+
+
+async def open_early(connection: Connection, permits: Permits) -> Opened | OpenFailed:
+    """Dial the destination of an allowed TLS connection before its client is answered, and learn by that what the server speaks.
+
+    For the door, after the connection's record was written. No byte of HTTP is said before a request is admitted.
+    """
+    assert connection.decision.allowed
+    assert connection.host is not None
+    return await _open(
+        connection, Bound(connection.host, connection.destination.port, "https"), permits, HTTP2
+    )
+
+
+def leads_to(opened: Opened, exchange: Exchange) -> bool:
+    """Say whether an upstream that was opened early is the one for an admitted exchange, and still there."""
+    bound = exchange.bound
     assert bound is not None
+    here = (opened.name, opened.port) == (format_host(bound.host).strip("[]"), bound.port)
+    alive = not opened.stream.closed and opened.stream.clean is None
+    return here and alive and bound.scheme == "https" and exchange.permits(opened.address) is None
+
+
+async def _open(
+    connection: Connection, bound: Bound, permits: Permits, alpn: tuple[str, ...]
+) -> Opened | OpenFailed:
     loop = asyncio.get_running_loop()
     services = connection.services
-    dialed = await services.dialer.dial(bound.host, bound.port, exchange.permits)
+    dialed = await services.dialer.dial(bound.host, bound.port, permits)
     if isinstance(dialed, DialFailed):
         return OpenFailed(dialed.reason, dialed.detail)
     name = format_host(bound.host).strip("[]")
     if bound.scheme != "https":
         plain = await connect_plain(loop, dialed.sock)
         return Opened(plain, dialed.address, connection.sandbox.id, name, bound.port, None)
-    context = trusted(services.settings.upstream_ca)
-    key = _session_key(connection.sandbox.id, name, dialed.address, bound.port)
+    context = trusted(services.settings.upstream_ca, alpn)
+    key = _session_key(connection.sandbox.id, name, dialed.address, bound.port, context)
     session = _SESSIONS.get(key, context, time.monotonic())
     try:
         stream = await connect_tls(
@@ -99,5 +139,13 @@ async def open_upstream(exchange: Exchange) -> Opened | OpenFailed:
     return Opened(stream, dialed.address, connection.sandbox.id, name, bound.port, context)
 
 
-def _session_key(sandbox: str, name: str, address: Address, port: int) -> tuple[str, str, Address, int]:
-    return sandbox, name, address, port
+def _session_key(
+    sandbox: str, name: str, address: Address, port: int, context: ssl.SSLContext
+) -> tuple[str, str, Address, int, int]:
+    return (
+        sandbox,
+        name,
+        address,
+        port,
+        id(context),
+    )  # a session belongs to its context, as `SessionCache` checks

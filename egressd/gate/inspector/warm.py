@@ -1,4 +1,4 @@
-"""One exchange with nobody, so that everything libraries load late is loaded: later the worker has no file system."""
+"""Exchanges with nobody, so that everything libraries load late is loaded: later the worker has no file system."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from egressd.gate.connection import Connection, Destination, Services
 from egressd.gate.dialer import Dialed
 from egressd.gate.dns.synthetic import SyntheticNames
 from egressd.gate.inspector.engine import Engine
-from egressd.gate.inspector.upstream import trusted
+from egressd.gate.inspector.http2.engine import Http2Engine
+from egressd.gate.inspector.http2.link import Head, Link, Terms
+from egressd.gate.inspector.upstream import Opened, trusted
 from egressd.gate.limits import Budget
 from egressd.gate.sandbox import Sandbox
 from egressd.gate.settings import Settings
@@ -65,8 +67,8 @@ class _Inward:
 
 
 def warm(settings: Settings | None = None) -> None:
-    """Carry one allowed and one refused exchange between socket pairs, and read the certificates that upstreams
-    are verified by.
+    """Carry allowed and refused exchanges between socket pairs, by every engine, and read the certificates that
+    upstreams are verified by.
 
     The certificates are read only if `settings` are given (`upstream_ca`). Raises RuntimeError when the engine does not do
     what it should: better here than at the first request. Not to be called while an event loop runs.
@@ -78,6 +80,9 @@ def warm(settings: Settings | None = None) -> None:
         "a".encode(codec).decode(codec)
     with asyncio.Runner() as runner:
         said = runner.run(_exchange(settings or Settings()))
+        statuses = runner.run(_exchange_http2(settings or Settings()))
+    if statuses != {1: b"200", 3: b"403"}:
+        raise RuntimeError("the HTTP/2 engine does not work")
     if not (said.startswith(b"HTTP/1.1 100 ") and b"\r\nok\r\n" in said and b"authority_mismatch" in said):
         raise RuntimeError("the HTTP engine does not work")
 
@@ -109,20 +114,78 @@ async def _exchange(settings: Settings) -> bytes:
     return said
 
 
-def _connection(settings: Settings, upstream: socket.socket) -> Connection:
+async def _exchange_http2(settings: Settings) -> dict[int, bytes]:
+    """Have one stream answered and one refused; returns the status that each was told."""
+    loop = asyncio.get_running_loop()
+    outer, inner = socket.socketpair()
+    upstream, origin = socket.socketpair()
+    for sock in (outer, inner, upstream, origin):
+        sock.setblocking(False)
+    connection = _connection(settings, upstream, tls=True)
+    stream = await accept_plain(loop, inner, b"")
+    opened = Opened(await accept_plain(loop, upstream, b""), _ADDRESS, "warm", ".".join(_NAME), 443, None)
+    engine = asyncio.ensure_future(Http2Engine(connection, stream, opened).run())
+    terms = Terms(settings.head_bytes, 65536, 65536, 131072)
+    client, server = Link(terms, server=False), Link(terms, server=True)
+    statuses: dict[int, bytes] = {}
+    try:
+        async with asyncio.timeout(10):
+            for host in (_NAME, ("other", *_NAME[1:])):
+                asked = client.open()
+                client.send_head(asked, _request(".".join(host).encode()), end=True)
+                await loop.sock_sendall(outer, client.take())
+                if host == _NAME:
+                    await _answer_http2(origin, server)
+                while asked not in statuses:
+                    for event in client.receive(await loop.sock_recv(outer, 65536), 0.0):
+                        if isinstance(event, Head):
+                            statuses.setdefault(event.stream, dict(event.fields).get(b":status", b""))
+            outer.close()
+            await engine
+    finally:
+        engine.cancel()
+        for sock in (outer, inner, upstream, origin):
+            sock.close()
+    return statuses
+
+
+def _request(authority: bytes) -> list[tuple[bytes, bytes]]:
+    return [
+        (b":method", b"GET"),
+        (b":scheme", b"https"),
+        (b":authority", authority),
+        (b":path", b"/warm?a=b"),
+    ]
+
+
+async def _answer_http2(origin: socket.socket, server: Link) -> None:
+    """Be the origin for one request: headers, data and trailers."""
+    loop = asyncio.get_running_loop()
+    asked = None
+    while asked is None:
+        events = server.receive(await loop.sock_recv(origin, 65536), 0.0)
+        asked = next((event.stream for event in events if isinstance(event, Head)), None)
+    server.send_head(asked, [(b":status", b"200")])
+    server.send_data(asked, b"ok")
+    server.send_head(asked, [(b"x-sum", b"1")], end=True)
+    await loop.sock_sendall(origin, server.take())
+
+
+def _connection(settings: Settings, upstream: socket.socket, *, tls: bool = False) -> Connection:
     entry = EffectiveEntry(
         id="warm",
         place="warm:1",
         effect="allow",
         hosts=(".".join(_NAME),),
-        schemes=("http",),
-        ports=(80,),
+        schemes=("http", "https"),
+        ports=(80, 443),
+        addresses=(f"{_ADDRESS}/32",),
         requests=("GET,POST /**",),
     )
     policy = compile_policy(EffectivePolicy(profile="warm", entries=(entry,)))
     sandbox = Sandbox("warm", policy, SyntheticNames(1), Budget(settings))
     services = Services(settings, _Unheard(), cast("Dialer", _Inward(upstream)), cast("Leaves", None))
-    connection = Connection(sandbox, services, "transparent", Destination(80, proved=_NAME))
-    connection.host = _NAME
+    connection = Connection(sandbox, services, "transparent", Destination(443 if tls else 80, proved=_NAME))
+    connection.host, connection.tls = _NAME, tls
     connection.decision = Decision("allow", Reason.RULE, entry)
     return connection

@@ -29,6 +29,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+HTTP1: Final = "http/1.1"
+HTTP2: Final = "h2"
+"""The application protocols that a client may be told (RFC 7301)."""
+
 EXPLAIN_PER_MINUTE: Final = 30
 """Leaves that one sandbox may cause to be minted in a minute, only to explain denials."""
 
@@ -68,7 +72,7 @@ class Issuer:
 
 
 class Leaves:
-    """Server contexts by host, two bounded caches: one for allowed names, a small one for explained denials.
+    """Server contexts by host and protocol, two bounded caches: one for allowed names, a small one for explained denials.
 
     `scratch` is a directory that only this process can write; the worker names its own empty root here, where
     there is no /proc. Without it a memfd carries the PEM, as `ssl` reads certificates from files only.
@@ -82,7 +86,6 @@ class Leaves:
         explain_capacity: int = 64,
         *,
         scratch: Path | None = None,
-        alpn: tuple[str, ...] = ("http/1.1",),
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._issuer = issuer
@@ -91,7 +94,6 @@ class Leaves:
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
         self._scratch = scratch
-        self._alpn = alpn
         self._clock = clock
         self._allowed = _Contexts(capacity)
         self._explained = _Contexts(explain_capacity)
@@ -100,24 +102,29 @@ class Leaves:
     def __repr__(self) -> str:
         return f"Leaves({len(self._allowed)} allowed, {len(self._explained)} explained)"
 
-    def context_for(self, host: str) -> ssl.SSLContext:
-        """Return the context for a judged host: a name in normal form or an IP address.
+    def context_for(self, host: str, alpn: str = HTTP1) -> ssl.SSLContext:
+        """Return the context for a judged host, a name in normal form or an IP address, in which `alpn` alone is agreed to.
 
-        Raises IssuerExpiredError, or ValueError for a host that no certificate can name.
+        A client that offers other protocols only goes on without an agreement. Raises IssuerExpiredError, or ValueError for a
+        host that no certificate can name.
         """
-        return self._allowed.get(host) or self._allowed.put(host, self._mint(host))
+        key = host, alpn
+        return self._allowed.get(key) or self._allowed.put(key, self._mint(*key))
 
-    def explain_context_for(self, sandbox_id: str, host: str, now: float) -> ssl.SSLContext | None:
+    def explain_context_for(
+        self, sandbox_id: str, host: str, now: float, alpn: str = HTTP1
+    ) -> ssl.SSLContext | None:
         """Return a context in which to say why `host` is denied, or None above the sandbox's minting rate.
 
         `now` is in seconds of any clock that never goes back. None means: answer with a TLS alert. Raises as
         `context_for`.
         """
-        if (context := self._explained.get(host)) is not None:
+        key = host, alpn
+        if (context := self._explained.get(key)) is not None:
             return context
         if not self._rates.take(sandbox_id, now):
             return None
-        return self._explained.put(host, self._mint(host))
+        return self._explained.put(key, self._mint(*key))
 
     def replace_issuer(self, issuer: Issuer) -> None:
         """Sign with another intermediate from now on; streams that are open go on, new ones get new
@@ -126,14 +133,14 @@ class Leaves:
         self._allowed.clear()
         self._explained.clear()
 
-    def _mint(self, host: str) -> ssl.SSLContext:
+    def _mint(self, host: str, alpn: str) -> ssl.SSLContext:
         leaf = self._sign(host)
         chain = b"".join(c.public_bytes(serialization.Encoding.PEM) for c in (leaf, *self._issuer.chain))
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
         context.num_tickets = 1
-        context.set_alpn_protocols(list(self._alpn))
+        context.set_alpn_protocols([alpn])
         with self._file(chain + self._key_pem) as name:
             context.load_cert_chain(name)
         return context
@@ -185,34 +192,37 @@ class Leaves:
                 os.unlink(name)
 
 
-class _Contexts:
-    """Contexts by host, least recently used first."""
+type _Key = tuple[str, str]
 
-    __slots__ = ("_by_host", "_capacity", "_uses")
+
+class _Contexts:
+    """Contexts by host and protocol, least recently used first."""
+
+    __slots__ = ("_capacity", "_kept", "_uses")
 
     def __init__(self, capacity: int) -> None:
-        self._by_host: OrderedDict[str, ssl.SSLContext] = OrderedDict()
+        self._kept: OrderedDict[_Key, ssl.SSLContext] = OrderedDict()
         self._capacity = capacity
         self._uses = 0
 
     def __len__(self) -> int:
-        return len(self._by_host)
+        return len(self._kept)
 
-    def get(self, host: str) -> ssl.SSLContext | None:
-        context = self._by_host.get(host)
+    def get(self, key: _Key) -> ssl.SSLContext | None:
+        context = self._kept.get(key)
         if context is not None:
-            self._by_host.move_to_end(host)
+            self._kept.move_to_end(key)
             self._count_use()
         return context
 
-    def put(self, host: str, context: ssl.SSLContext) -> ssl.SSLContext:
-        self._by_host[host] = context
-        while len(self._by_host) > self._capacity:
-            self._by_host.popitem(last=False)
+    def put(self, key: _Key, context: ssl.SSLContext) -> ssl.SSLContext:
+        self._kept[key] = context
+        while len(self._kept) > self._capacity:
+            self._kept.popitem(last=False)
         return context
 
     def clear(self) -> None:
-        self._by_host.clear()
+        self._kept.clear()
 
     def _count_use(self) -> None:
         """Now and then drop the contexts in which OpenSSL stores sessions.
@@ -224,8 +234,8 @@ class _Contexts:
         if self._uses < _SWEEP_EVERY:
             return
         self._uses = 0
-        for host in [host for host, held in self._by_host.items() if held.session_stats()["number"]]:
-            del self._by_host[host]
+        for key in [key for key, held in self._kept.items() if held.session_stats()["number"]]:
+            del self._kept[key]
 
 
 class _Rates:

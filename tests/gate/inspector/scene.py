@@ -12,14 +12,14 @@ from egressd.gate.dns.synthetic import SyntheticNames
 from egressd.gate.inspector import engine as engine_module
 from egressd.gate.inspector.engine import Engine
 from egressd.gate.inspector.exchange import Exchange
-from egressd.gate.inspector.upstream import Opened
+from egressd.gate.inspector.upstream import Opened, OpenFailed
 from egressd.gate.limits import Budget
 from egressd.gate.sandbox import Sandbox
 from egressd.gate.settings import Settings
 from egressd.gate.tls.stream import ByteStream, StreamOwner
 from egressd.policy.attempt import Decision
 from egressd.policy.compile import compile_policy
-from egressd.policy.effective import EffectivePolicy
+from egressd.policy.effective import EffectiveEntry, EffectivePolicy
 from egressd.policy.reasons import Reason
 from tests.gate.inspector.lab import HOST, NAME, Records, entry
 
@@ -28,10 +28,14 @@ if TYPE_CHECKING:
     from egressd.gate.tls.leaves import Leaves
 
 
+PUBLIC = IPv4Address("93.184.216.34")
+
+
 class FakeStream:
     """What a `ByteStream` is to its owner; `written` and `state` say what the owner did."""
 
-    alpn = cipher = tls_version = None
+    alpn: bytes | None = None
+    cipher = tls_version = None
     tls = False
     clean: bool | None = None
 
@@ -97,21 +101,27 @@ class FakeStream:
             self.owner.on_lost(cast(ByteStream, self), None)
 
 
+type Early = FakeStream | OpenFailed | None
+
+
 class Scene:
     """One connection; `client` is the sandbox's stream, `upstreams` are those that were opened, in order."""
 
-    def __init__(self) -> None:
-        policy = compile_policy(EffectivePolicy(profile="lab", entries=(entry(),)))
+    def __init__(self, *entries: EffectiveEntry, tls: bool = False, early: Early = None) -> None:
+        """Under these rules, or the lab's one; `early` is what the door has dialled, by a stream if it succeeded."""
+        policy = compile_policy(EffectivePolicy(profile="lab", entries=entries or (entry(),)))
         settings = Settings()
         self.records = Records()
         sandbox = Sandbox("sb-1", policy, SyntheticNames(1), Budget(settings))
         services = Services(settings, self.records, cast("Dialer", None), cast("Leaves", None))
-        connection = Connection(sandbox, services, "transparent", Destination(80, proved=NAME))
-        connection.host = NAME
+        port = 443 if tls else 80
+        connection = Connection(sandbox, services, "transparent", Destination(port, proved=NAME))
+        connection.host, connection.tls = NAME, tls
         connection.decision = Decision("allow", Reason.RULE)
         self.client = FakeStream()
         self.upstreams: list[FakeStream] = []
-        self.engine = Engine(connection, cast(ByteStream, self.client))
+        opened = self._opened(early, port) if isinstance(early, FakeStream) else early
+        self.engine = Engine(connection, cast(ByteStream, self.client), opened)
         self._patch = mock.patch.object(engine_module, "open_upstream", self._open)
         self._task: asyncio.Task[None] | None = None
 
@@ -129,10 +139,13 @@ class Scene:
 
     async def _open(self, exchange: Exchange) -> Opened:
         assert exchange.admitted
-        assert exchange.permits(IPv4Address("93.184.216.34")) is None
-        stream = FakeStream()
+        assert exchange.bound is not None
+        assert exchange.permits(PUBLIC) is None
+        return self._opened(FakeStream(), exchange.bound.port)
+
+    def _opened(self, stream: FakeStream, port: int) -> Opened:
         self.upstreams.append(stream)
-        return Opened(cast(ByteStream, stream), IPv4Address("93.184.216.34"), "sb-1", HOST, 80, None)
+        return Opened(cast(ByteStream, stream), PUBLIC, "sb-1", HOST, port, None)
 
     def fill(self, stream: FakeStream, *, full: bool) -> None:
         """The peer of a stream stops to read, or goes on."""

@@ -12,6 +12,7 @@ from ipaddress import IPv4Address
 import pytest
 
 from egressd.gate.dialer import DialFailed
+from egressd.gate.inspector.layers import InspectorLayer
 from egressd.gate.settings import Settings
 from egressd.policy.reasons import Reason
 from tests.gate.inspector.lab import DEADLINE, HOST, laboratory, run, wait_until
@@ -29,6 +30,7 @@ def test_requests_of_one_client_share_one_upstream() -> None:
             client = await lab.dial()
             assert [(await client.ask("GET /n")).body for _ in range(5)] == [b"1", b"2", b"3", b"4", b"5"]
             layer = lab.engines[0]._layer
+            assert isinstance(layer, InspectorLayer)
             assert (layer.streams, layer.command_sources, len(layer.connections)) == (
                 {},
                 {},

@@ -39,7 +39,7 @@ def settings(tmp_path: Path) -> Iterator[Settings]:
     file = tmp_path / "ca.pem"
     file.write_text(AUTHORITY.root_pem)
     yield Settings(upstream_ca=str(file))
-    upstream.trusted.cache_clear()
+    upstream._contexts.cache_clear()
 
 
 class TlsOrigin:
@@ -141,7 +141,7 @@ def test_a_certificate_that_nobody_we_trust_has_signed_gets_no_byte_of_the_reque
             assert pages.heads == b""
 
     run(test())
-    upstream.trusted.cache_clear()
+    upstream._contexts.cache_clear()
 
 
 def test_a_host_that_wants_a_client_certificate_is_named_as_such(settings: Settings) -> None:

@@ -96,6 +96,7 @@ def test_after_warming_up_an_exchange_loads_and_opens_nothing() -> None:
         "sys.addaudithook(lambda event, args: event in ('open', 'import') and opened.append(args[0]))\n"
         "module = sys.modules['egressd.gate.inspector.warm']\n"
         "module.asyncio.run(module._exchange(module.Settings()))\n"
+        "module.asyncio.run(module._exchange_http2(module.Settings()))\n"
         "print(sorted(set(sys.modules) - before), opened)"
     )
     assert done.stderr == ""

@@ -93,6 +93,12 @@ class TestTheLeaf:
         assert leaf_of(leaves, "a.test").serial_number != leaf_of(leaves, "b.test").serial_number
 
 
+def explained(leaves: Leaves, host: str, alpn: str) -> ssl.SSLContext:
+    context = leaves.explain_context_for("sb", host, 0.0, alpn)
+    assert context is not None
+    return context
+
+
 class TestTheContext:
     def test_tls_1_1_is_refused(self) -> None:
         context = Leaves(AUTHORITY.issuer).context_for("a.test")
@@ -104,17 +110,25 @@ class TestTheContext:
     @pytest.mark.parametrize(
         ("ours", "theirs", "chosen"),
         [
-            (("http/1.1",), ("h2", "http/1.1"), "http/1.1"),
-            (("h2", "http/1.1"), ("http/1.1", "h2"), "h2"),
-            (("http/1.1",), ("acme-tls/1",), None),
+            ("http/1.1", ("h2", "http/1.1"), "http/1.1"),
+            ("h2", ("http/1.1", "h2"), "h2"),
+            ("h2", ("h2",), "h2"),
+            ("http/1.1", ("h2",), None),
+            ("http/1.1", ("acme-tls/1",), None),
         ],
     )
-    def test_protocols(self, ours: tuple[str, ...], theirs: tuple[str, ...], chosen: str | None) -> None:
-        leaves = Leaves(AUTHORITY.issuer, alpn=ours)
-        server, _ = shake_hands(
-            leaves.context_for("a.test"), client_context(AUTHORITY.root_pem, theirs), "a.test"
-        )
-        assert server.selected_alpn_protocol() == chosen
+    def test_protocols(self, ours: str, theirs: tuple[str, ...], chosen: str | None) -> None:
+        leaves = Leaves(AUTHORITY.issuer)
+        for context in (leaves.context_for("a.test", ours), explained(leaves, "a.test", ours)):
+            server, _ = shake_hands(context, client_context(AUTHORITY.root_pem, theirs), "a.test")
+            assert server.selected_alpn_protocol() == chosen
+
+    def test_a_host_has_a_context_for_each_protocol(self) -> None:
+        leaves = Leaves(AUTHORITY.issuer)
+        first, second = leaves.context_for("a.test"), leaves.context_for("a.test", "h2")
+        assert first is not second
+        assert leaves.context_for("a.test", "http/1.1") is first
+        assert leaves.context_for("a.test", "h2") is second
 
 
 class TestTheCaches:
