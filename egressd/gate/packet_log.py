@@ -9,16 +9,18 @@ kernel could not deliver (ENOBUFS) shows in the rules' own counters, which contr
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 from dataclasses import dataclass
 from ipaddress import ip_address
 
+from egressd.gate.dns.gatekeeper import EXPLAIN
 from egressd.gate.packets import DroppedPacket, Malformed, overran, parse_nflog
 from egressd.gate.recorder import Recorder
 from egressd.gate.sandbox import Sandbox
 from egressd.journal.record import Record, new_id
 from egressd.policy.addresses import classify
+from egressd.policy.attempt import Name
+from egressd.policy.names import format_name
 from egressd.policy.reasons import Reason
 
 WINDOW = 1.0
@@ -103,15 +105,22 @@ class PacketLog:
             if count.seen:
                 self._write(kind, count.attempt_id, count.seen)
 
+    def _judge(self, destination: str) -> tuple[Reason, Name | None]:
+        """Why the packet was refused, and the name that its destination stands for."""
+        try:
+            address = ip_address(destination)
+        except ValueError:  # the header could not be read, or the kinds ran over
+            return Reason.PROTOCOL_NOT_ALLOWED, None
+        name = self._sandbox.names.name_of(address)
+        found = classify(address)
+        if name is not None or address == EXPLAIN or found.kind != "floor" or found.reason is None:
+            # QUIC to a name, mostly: it is the protocol that is refused, whatever address we gave the name.
+            return Reason.PROTOCOL_NOT_ALLOWED, name
+        return found.reason, None
+
     def _write(self, kind: _Kind, root_id: str, packets: int) -> None:
         protocol, destination, port = kind
-        reason = Reason.PROTOCOL_NOT_ALLOWED
-        with contextlib.suppress(
-            ValueError
-        ):  # no address: the header could not be read, or the kinds ran over
-            address = classify(ip_address(destination))
-            if address.kind == "floor" and address.reason is not None:
-                reason = address.reason
+        reason, name = self._judge(destination)
         policy = self._sandbox.policy
         self._recorder.put(
             Record(
@@ -127,6 +136,7 @@ class PacketLog:
                 policy=policy.digest,
                 labels=self._sandbox.labels or None,
                 traceparent=self._sandbox.traceparent,
+                host=format_name(name) if name is not None else None,
                 protocol=_PROTOCOLS.get(protocol, str(protocol)),
                 address=destination or None,
                 port=port,
