@@ -142,6 +142,7 @@ class Api:
             "/ws": self._websocket,
             "/aborted": self._aborted,
             "/redirect": self._redirect,
+            "/raw": self._raw,
         }
 
     async def answer(self, exchange: Exchange) -> None:
@@ -271,6 +272,11 @@ class Api:
         """How many body bytes the last aborted exchange had sent; null when there is none."""
         sent = next((seen.sent for seen in reversed(self._seen) if seen.aborted), None)
         await exchange.reply(200, json.dumps(sent).encode(), _JSON)
+
+    async def _raw(self, exchange: Exchange) -> None:
+        """`?hex=BYTES`: these very bytes for an answer, then the end. The client says what a hostile origin would."""
+        exchange.keep = False
+        await exchange.send(bytes.fromhex(exchange.query.get("hex", "")))
 
     async def _websocket(self, exchange: Exchange) -> None:
         """Echoes each frame (up to 125 bytes) unmasked, and a close with its code (RFC 6455)."""
