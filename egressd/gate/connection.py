@@ -94,7 +94,7 @@ class Connection:
             traceparent=self.sandbox.traceparent,
             host=format_host(self.host) if self.host is not None else None,
             address=str(destination.address) if destination.address is not None else None,
-            port=destination.port,
+            port=destination.port or None,
             scheme="https" if self.tls else "http",
             sni=self.sni,
         )

@@ -27,6 +27,7 @@ _LABEL = re.compile(r"[a-z0-9_-]{1,63}")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _IPV6 = re.compile(r"[0-9a-f:.]{2,45}")
 _PORT = re.compile(r"[1-9][0-9]{0,4}")
+_USERINFO = re.compile(r"\A([A-Za-z][A-Za-z0-9+.-]*://)?[^/?#]*@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +215,11 @@ def format_host(host: Name | Address) -> str:
 def format_pattern(pattern: HostPattern) -> str:
     """Return the pattern as a rule spells it; `parse_pattern` of it is the same pattern."""
     return ("*." if pattern.wildcard else "") + format_name(pattern.name)
+
+
+def hide_userinfo(raw: str) -> str:
+    """Return what was sent as an authority or a URL without its user information, which may be a password: for records."""
+    return _USERINFO.sub(r"\1***@", raw)
 
 
 def is_name(labels: Name) -> bool:

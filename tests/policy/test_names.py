@@ -20,6 +20,7 @@ from egressd.policy.names import (
     format_host,
     format_name,
     format_pattern,
+    hide_userinfo,
     is_name,
     parse_authority,
     parse_host,
@@ -261,6 +262,23 @@ def test_patterns_match_by_labels(pattern: str, name: str, covered: bool) -> Non
     assert isinstance(labels, tuple)
     assert compiled.matches(labels) is covered
     assert format_pattern(compiled) == pattern
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        pytest.param("user:secret@host.test:443", "***@host.test:443", id="an authority"),
+        pytest.param("http://user:secret@host.test/a?b", "http://***@host.test/a?b", id="a URL"),
+        pytest.param("user:se@cret@host.test", "***@host.test", id="an at in the password"),
+        pytest.param("http://u:p@host.test/b@c", "http://***@host.test/b@c", id="an at in the path stays"),
+        pytest.param("/a@b", "/a@b", id="a path alone"),
+        pytest.param("host.test:443", "host.test:443", id="none"),
+        pytest.param("u:p\n\0@host.test", "***@host.test", id="with control characters"),
+        pytest.param("", "", id="nothing"),
+    ],
+)
+def test_a_record_shows_no_user_information(raw: str, shown: str) -> None:
+    assert hide_userinfo(raw) == shown
 
 
 def test_a_refusal_never_quotes_what_came_in() -> None:

@@ -18,7 +18,7 @@ from egressd.journal.record import Record, clip, new_id
 from egressd.policy.attempt import DENIED, Address, Decision, RequestAttempt
 from egressd.policy.decide import decide, permit_address
 from egressd.policy.effective import EffectiveEntry
-from egressd.policy.names import format_host
+from egressd.policy.names import format_host, hide_userinfo
 from egressd.policy.reasons import Reason
 
 _KEY_LIMIT = 64
@@ -59,7 +59,7 @@ class Exchange:
         """Return the decision record of this request."""
         record = self._record("decision").decided(self.decision)
         record.detail = detail
-        record.host_raw = clip(self.host_raw, 256) if self.host_raw is not None else None
+        record.host_raw = clip(hide_userinfo(self.host_raw), 256) if self.host_raw is not None else None
         if self.refusal is not None:
             record.status = self.refusal.status
         return record
@@ -71,7 +71,7 @@ class Exchange:
         )
         record.method = self.method
         if self.target is not None:
-            path, mark, query = self.target.partition("?")
+            path, mark, query = hide_userinfo(self.target).partition("?")
             record.path = path
             record.query = redacted_query(query) if mark else None
         if self.bound is not None:
