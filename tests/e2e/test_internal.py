@@ -43,6 +43,12 @@ def test_it_answers_in_clear_and_over_tls_by_the_certificate_that_is_already_tru
     assert stand.lab.packets_lost() == 0
 
 
+def test_a_client_that_speaks_http_2_alone_is_answered_in_it(stand: Stand) -> None:
+    shown = sh(stand, "curl -sS --http2-prior-knowledge -w '%{http_version}' https://egressd.internal/whoami")
+    assert "profile: lab" in shown
+    assert shown.endswith("2")
+
+
 def test_dns_knows_one_address_for_it_and_nothing_else(stand: Stand) -> None:
     shown = sh(
         stand,

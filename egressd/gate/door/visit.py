@@ -46,6 +46,7 @@ EXPLAIN = IPv4Address("198.18.0.2")
 _EXPLAIN_WAIT = 2.0
 """Seconds that a connection to a destination that is denied whatever it says may take to say something we can answer in."""
 _HOST_FIELD = re.compile(rb"\r?\n[Hh][Oo][Ss][Tt]:[ \t]*([^\r\n]*?)[ \t]*\r?\n")
+_ACCEPT_FIELD = re.compile(rb"\r?\n[Aa][Cc][Cc][Ee][Pp][Tt]:[ \t]*([^\r\n]{0,1024})")
 _MISMATCHES = frozenset(
     {Reason.SNI_MISMATCH, Reason.BAD_HOST, Reason.NON_ASCII_HOST, Reason.USERINFO_IN_AUTHORITY, Reason.NO_SNI}
 )
@@ -227,7 +228,7 @@ class Visit:
         except OSError:
             head = BadHead(Reason.CLIENT_CLOSED, "reset early")
         if isinstance(head, BadHead):
-            await self._refuse_head(head)
+            await self._refuse_head(head, data)
             return
         assert not isinstance(head, NeedMore)
         host, port = head.authority.host, head.authority.port
@@ -244,20 +245,20 @@ class Visit:
         await loop.sock_sendall(self.sock, b"HTTP/1.1 200 Connection established\r\n\r\n")
         await self._learn(data[head.size :])
 
-    async def _refuse_head(self, head: BadHead) -> None:
+    async def _refuse_head(self, head: BadHead, data: bytes) -> None:
         self._deny(
             head.reason, clip(head.detail + (f": {clip(head.authority, 256)}" if head.authority else ""))
         )
         if head.reason is Reason.CLIENT_CLOSED:
             return
-        code = {Reason.HEAD_TOO_LARGE: 431, Reason.HEAD_TIMEOUT: 408}.get(head.reason, 400)
-        body = f"egressd: denied: {head.detail} (reason {head.reason.value})\n".encode()
-        fields = (
-            f"HTTP/1.1 {code} egressd {head.reason.value}\r\ncontent-type: text/plain\r\ncontent-length: {len(body)}\r\n"
-            f"x-egressd-reason: {head.reason.value}\r\nx-egressd-attempt: {self.connection.attempt_id}\r\n"
-            "cache-control: no-store\r\nconnection: close\r\n\r\n"
+        accept = _ACCEPT_FIELD.search(data)
+        refused = Refused(
+            self.connection.attempt_id,
+            self.connection.sandbox.id,
+            accept=accept.group(1).decode("latin-1") if accept else None,
+            hint=head.hint,
         )
-        await self._say(fields.encode() + body)
+        await self._say(refuse_http(head.reason, refused).to_http1())
 
     # the first bytes
 
@@ -390,7 +391,7 @@ class Visit:
         elif _H2 in hello.alpn and decision.reason is not Reason.INTERNAL_PAGE:
             await self._mirror(decision, claimed, arrival, detail)
         else:
-            context = self._leaf(HTTP1)
+            context = self._leaf(_answered_in(hello))
             self._decided(decision, detail)
             self._allowed = True
             await self._inspect_tls(context, arrival.data)
