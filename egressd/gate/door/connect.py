@@ -13,6 +13,11 @@ from egressd.policy.names import Authority, BadHost, parse_authority
 from egressd.policy.reasons import Reason
 
 _LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([\x21-\x7e\x80-\xff]+) HTTP/1\.[01]\r?\n")
+_METHOD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]")
+_BEGUN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]*(?: [\x21-\x7e\x80-\xff]*(?: [\x21-\x7e]*\r?)?)?")
+_BEGUN_BYTES = 64
+"""How much of a request line that has not ended is looked at, again with each piece: enough to tell it from another protocol."""
+
 _SCHEME_PORTS = {b"http": 80, b"https": 443}
 
 
@@ -38,11 +43,12 @@ class Absolute:
 
 @dataclass(frozen=True, slots=True)
 class BadHead:
-    """No proxy request: why, and what the authority was as sent."""
+    """No proxy request: why, what the authority was as sent, and what to do instead where the reason's own words are too wide."""
 
     reason: Reason
     detail: str
     authority: bytes = b""
+    hint: str | None = None
 
 
 def parse_proxy_head(data: bytes) -> Tunnel | Absolute | BadHead | NeedMore:
@@ -52,24 +58,32 @@ def parse_proxy_head(data: bytes) -> Tunnel | Absolute | BadHead | NeedMore:
     """
     line_end = data.find(b"\n")
     if line_end < 0:
-        return NeedMore()
+        # SOCKS, TLS and their like end no line: they must not wait for one.
+        begun = _BEGUN.fullmatch(data[:_BEGUN_BYTES])
+        return NeedMore() if begun else BadHead(_unlike(data), f"first bytes {data[:24].hex()}")
     line = _LINE.match(data)
     if line is None or line.end() != line_end + 1:
-        return BadHead(Reason.BAD_REQUEST, "request line")
+        return BadHead(_unlike(data), "the request line is malformed")
     method, target = line.group(1), line.group(2)
     if method == b"CONNECT":
         return _tunnel(data, target)
     scheme, separator, rest = target.partition(b"://")
     default_port = _SCHEME_PORTS.get(scheme.lower())
     if not separator or default_port is None:
-        return BadHead(Reason.BAD_REQUEST, "a proxy takes absolute-form http targets")
+        hint = "This is a proxy: send http targets in absolute form, and use CONNECT for https."
+        return BadHead(Reason.BAD_REQUEST, "a proxy takes absolute-form http targets", hint=hint)
     if default_port == 443:  # TLS would start at egressd, so the request itself would cross in clear
-        return BadHead(Reason.BAD_REQUEST, "https needs CONNECT")
+        return BadHead(Reason.BAD_REQUEST, "https needs CONNECT", hint="Use CONNECT for https.")
     raw = re.split(rb"[/?#]", rest, maxsplit=1)[0]
     authority = parse_authority(raw, default_port)
     if isinstance(authority, BadHost):
         return BadHead(authority.reason, authority.detail, raw)
     return Absolute(authority)
+
+
+def _unlike(data: bytes) -> Reason:
+    """Why what is no request line is refused: it is a bad one, or none at all."""
+    return Reason.BAD_REQUEST if _METHOD.match(data) else Reason.UNKNOWN_PROTOCOL
 
 
 def _tunnel(data: bytes, target: bytes) -> Tunnel | BadHead | NeedMore:

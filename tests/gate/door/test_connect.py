@@ -67,7 +67,12 @@ def test_absolute_form_gives_the_authority_of_the_target() -> None:
         pytest.param(
             b"CONNECT a.test:443 HTTP/1.1\r\n folded: x\r\n\r\n", Reason.BAD_HEADER, id="HTTP-07 obs-fold"
         ),
-        pytest.param(b"\x05\x01\x00\n", Reason.BAD_REQUEST, id="HTTP-22 SOCKS bytes"),
+        pytest.param(b"\x05\x01\x00\n", Reason.UNKNOWN_PROTOCOL, id="HTTP-22 SOCKS 5 with a line end"),
+        pytest.param(b"\x05\x01\x00", Reason.UNKNOWN_PROTOCOL, id="HTTP-22 SOCKS 5"),
+        pytest.param(b"\x04\x01\x01\xbb\0\0\0\1u\0", Reason.UNKNOWN_PROTOCOL, id="HTTP-22 SOCKS 4a"),
+        pytest.param(b"\x16\x03\x01\x02", Reason.UNKNOWN_PROTOCOL, id="HTTP-22 TLS"),
+        pytest.param(b"CONNECT\0", Reason.BAD_REQUEST, id="a NUL in a line that has not ended"),
+        pytest.param(b"EHLO x\r\n", Reason.BAD_REQUEST, id="HTTP-22 SMTP"),
     ],
 )
 def test_what_is_no_proxy_request_is_refused_with_its_reason(data: bytes, reason: Reason) -> None:
