@@ -393,6 +393,17 @@ PROTOCOLS = [
         ),
         title="an odd protocol in the hello, then bytes that are no HTTP",
         wins="X-Why",
+        sees="no application protocol",
+        records=(("connection", "deny", "unknown_protocol"),),
+        shows={"event": "decision", "sni": API},
+    ),
+    Row(
+        "TLS-18",
+        tls(
+            f"say(shown(tls('{API}', 443, b'\\0\\1\\2 raw\\r\\n\\r\\n', '{API}', alpn=['foo', 'http/1.1'])))"
+        ),
+        title="HTTP in the hello, then bytes that are no HTTP",
+        wins="X-Why",
         sees="400 egressd: denied",
         records=(("connection", "allow", "rule"), ("request", "deny", "bad_request")),
         note="the bytes never become a connection upstream: it is the request that is refused, as `bad_request`",
