@@ -23,9 +23,6 @@ QUICK = (
 )  # fmt: skip
 """What machines with developers' tools have; together under half a minute."""
 
-UNSUPPORTED = {"grpcio", "websockets"}
-"""What needs HTTP/2 or WebSocket towards clients, which are not offered."""
-
 
 @pytest.fixture(scope="module")
 def ground() -> Iterator[Ground]:
@@ -51,4 +48,4 @@ def test_a_client_does_what_the_page_says(ground: Ground, client: Client) -> Non
 
 
 def test_every_allowed_use_works() -> None:
-    assert {name for name, row in ROWS.items() if not row.works} == UNSUPPORTED
+    assert {name for name, row in ROWS.items() if not row.works} == set()

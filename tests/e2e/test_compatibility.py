@@ -77,6 +77,8 @@ def needs(*commands: str) -> pytest.MarkDecorator:
         pytest.param("Java HttpClient", id="CMP-14 a trust store of its own"),
         pytest.param("Maven", id="CMP-14 no proxy settings"),
         pytest.param("Chromium", id="CMP-21 NSS"),
+        pytest.param("websockets", id="CMP-16 upgrades"),
+        pytest.param("grpcio", id="CMP-18 HTTP/2 with trailers"),
         pytest.param("deno", id="CMP-22 a store of its own"),
         pytest.param("boto3", id="CMP-28 signed requests"),
     ],
