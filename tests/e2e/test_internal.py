@@ -43,10 +43,13 @@ def test_it_answers_in_clear_and_over_tls_by_the_certificate_that_is_already_tru
     assert stand.lab.packets_lost() == 0
 
 
-def test_a_client_that_speaks_http_2_alone_is_answered_in_it(stand: Stand) -> None:
-    shown = sh(stand, "curl -sS --http2-prior-knowledge -w '%{http_version}' https://egressd.internal/whoami")
-    assert "profile: lab" in shown
-    assert shown.endswith("2")
+def test_a_client_that_offers_http_2_alone_gets_it(stand: Stand) -> None:
+    shown = sh(
+        stand,
+        "openssl s_client -alpn h2 -connect egressd.internal:443 </dev/null 2>&1 | grep -E 'ALPN|Verify'",
+    )
+    assert "ALPN protocol: h2" in shown
+    assert "Verify return code: 0" in shown
 
 
 def test_dns_knows_one_address_for_it_and_nothing_else(stand: Stand) -> None:
