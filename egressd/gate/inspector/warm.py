@@ -13,7 +13,8 @@ from egressd.gate.dialer import Dialed
 from egressd.gate.dns.synthetic import SyntheticNames
 from egressd.gate.inspector.engine import Engine
 from egressd.gate.inspector.http2.engine import Http2Engine
-from egressd.gate.inspector.http2.link import Head, Link, Terms
+from egressd.gate.inspector.http2.events import Head
+from egressd.gate.inspector.http2.link import Link, Terms
 from egressd.gate.inspector.upstream import Opened, trusted
 from egressd.gate.limits import Budget
 from egressd.gate.sandbox import Sandbox

@@ -19,19 +19,10 @@ from typing import Any, Final
 from egressd.gate.connection import Connection
 from egressd.gate.inspector.conduit import Conduit
 from egressd.gate.inspector.exchange import Exchange
+from egressd.gate.inspector.http2.events import Broken, Data, Event, GoingAway, Head, Reset, Surplus
 from egressd.gate.inspector.http2.frames import Code
 from egressd.gate.inspector.http2.lanes import RESPONSE_HEAD_BYTES, Lanes, Unreachable
-from egressd.gate.inspector.http2.link import (
-    Broken,
-    Data,
-    Event,
-    GoingAway,
-    Head,
-    Link,
-    Reset,
-    Surplus,
-    Terms,
-)
+from egressd.gate.inspector.http2.link import Link, Terms
 from egressd.gate.inspector.layers import client_of, context_of
 from egressd.gate.inspector.pace import Pace
 from egressd.gate.inspector.upstream import Opened, OpenFailed, reason_of
@@ -207,7 +198,7 @@ class Http2Engine:
         return not stream.paused and not stream.closed
 
     def moved(self) -> None:
-        """A limit may have room again."""
+        """Something waits to be sent, or a limit may have room again."""
         if self._is_open():
             self._guard(self._settle)
 
@@ -268,7 +259,7 @@ class Http2Engine:
     def _drain(self) -> None:
         """Take no more streams; leave once those that are open have ended."""
         self._draining = True
-        self._client.go_away()
+        self._client.take_no_more()
 
     def _settle(self) -> None:
         """After whatever happened: send what can be sent, and see whether the connection goes on."""
@@ -308,7 +299,6 @@ class Http2Engine:
                 Broken(Code.PROTOCOL_ERROR, Reason.HEAD_TIMEOUT, "the head did not end in time")
             )
         elif self._quiet is not None and now - self._quiet >= settings.head_timeout:
-            self._client.go_away()
             self._leave()  # idle between requests: nobody is owed a word
         else:
             self._lanes.overdue(settings.head_timeout, settings.idle_timeout)
@@ -322,6 +312,7 @@ class Http2Engine:
             return
         self._phase = _Phase.LEAVING
         self._lanes.cut(Reason.INTERNAL_ERROR)  # there are none left, or they were told why
+        self._client.go_away()
         self.flush(up=False)
         self._moved = self._loop.time()
         self._release()

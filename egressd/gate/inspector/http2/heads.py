@@ -1,4 +1,4 @@
-"""HTTP/2 heads, strictly (RFC 9113 §8): header sections in, what they say or why not out. Pure and total.
+"""HTTP/2 heads, strictly (RFC 9113 §8): header sections in, what they say or why not out; and back. Pure; reading is total.
 
 The result is the same `RequestHead` and `ResponseHead` as HTTP/1 has, judged by the same code. Nothing is repaired on the way to
 an origin: no name is folded, no field joined, no value trimmed. Values of an origin are trimmed, as they are in HTTP/1.
@@ -7,9 +7,13 @@ an origin: no name is folded, no field joined, no value trimmed. Values of an or
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from mitmproxy import http
+
+from egressd.gate.inspector.binding import Bound
 from egressd.gate.inspector.head import (
     CHUNKED,
     MAX_FIELDS,
@@ -105,9 +109,38 @@ def parse_trailers(fields: tuple[Field, ...], limit: int) -> tuple[Field, ...] |
     return section if isinstance(section, BadHead) else section.fields
 
 
-def is_malformed(name: bytes, value: bytes) -> bool:
-    """Say whether a field of ours would not be read as it is written."""
-    return _field_problem(name, value) is not None
+def write_request(request: http.Request, bound: Bound, *, trailers: bool) -> tuple[Field, ...]:
+    """Return the head that goes upstream, to where the exchange is bound whatever the message says.
+
+    `trailers` asks for them, as gRPC servers want to be asked. Raises ValueError where an addon has made a field that would
+    not be read as it is written.
+    """
+    pseudo = (
+        (b":method", request.data.method),
+        (b":scheme", bound.scheme.encode("ascii")),
+        (b":authority", bound.authority),
+        (b":path", request.data.path),
+    )
+    plain = (field for field in _plain(request) if field[0] != b"host")
+    return _readable((*pseudo, *plain, *(((b"te", b"trailers"),) if trailers else ())))
+
+
+def write_response(response: http.Response) -> tuple[Field, ...]:
+    """Return the head that goes to the client; raises ValueError as `write_request`."""
+    return _readable(((b":status", str(response.status_code).encode("ascii")), *_plain(response)))
+
+
+def _plain(message: http.Message) -> Iterator[Field]:
+    for name, value in message.headers.fields:
+        lower = name.lower()
+        if lower not in CONNECTION_SPECIFIC:
+            yield lower, value
+
+
+def _readable(fields: tuple[Field, ...]) -> tuple[Field, ...]:
+    if any(_field_problem(name, value) is not None for name, value in fields):
+        raise ValueError("a field that cannot be written")
+    return fields
 
 
 def _trimmed(fields: tuple[Field, ...]) -> tuple[Field, ...]:

@@ -24,9 +24,10 @@ from egressd.gate.inspector.exchange import Exchange
 from egressd.gate.inspector.fields import onward_request_trailers, onward_trailers
 from egressd.gate.inspector.head import CHUNKED, BadHead, Field, RequestHead
 from egressd.gate.inspector.http2 import heads
+from egressd.gate.inspector.http2.events import Data, Head, Reset, Surplus
 from egressd.gate.inspector.http2.frames import Code
 from egressd.gate.inspector.http2.lane import Lane, Section, brings
-from egressd.gate.inspector.http2.link import Data, Head, Link, Reset, Surplus
+from egressd.gate.inspector.http2.link import Link
 from egressd.gate.inspector.http2.traffic import Socket, Traffic
 from egressd.gate.inspector.messages import request_of, response_of
 from egressd.gate.inspector.pace import Starved
@@ -84,7 +85,7 @@ class Lanes:
         self._client = client
         self._upstream: Link | None = None
         self._ends = flow_ends
-        self._way = way
+        self._way, self._socket = way, socket
         self._lanes: dict[int, Lane] = {}
         self._loop = asyncio.get_running_loop()
 
@@ -213,7 +214,7 @@ class Lanes:
             if self._is_here(lane):
                 lane.task = None
                 self._admitted(lane)
-        self.traffic.pump()
+        self._socket.moved()
 
     def _is_here(self, lane: Lane) -> bool:
         return self._lanes.get(lane.stream) is lane and not lane.answered
@@ -231,29 +232,12 @@ class Lanes:
         request = lane.flow.request
         if request.headers.pop("expect", None) is not None and not lane.heard_end:
             self._client.send_head(lane.stream, ((b":status", b"100"),))
-        lane.up.begin(Section(self._request_fields(lane, request)))
+        assert exchange.bound is not None
+        lane.up.begin(Section(heads.write_request(request, exchange.bound, trailers=lane.grpc)))
         lane.ready = True
         if lane.heard_end and not lane.up.ended:
             lane.up.end()
         self.traffic.wake(lane, up=True)
-
-    def _request_fields(self, lane: Lane, request: http.Request) -> tuple[Field, ...]:
-        """Write the head that goes upstream from what was judged; an addon may have changed it since."""
-        assert lane.exchange.bound is not None
-        bound, data = lane.exchange.bound, request.data
-        fields = [
-            (b":method", data.method),
-            (b":scheme", bound.scheme.encode("ascii")),
-            (b":authority", bound.authority),
-            (b":path", data.path),
-        ]
-        for name, value in data.headers.fields:
-            lower = name.lower()
-            if lower not in heads.CONNECTION_SPECIFIC and lower != b"host":
-                fields.append((lower, value))
-        if lane.grpc:
-            fields.append((b"te", b"trailers"))  # which gRPC servers ask for, and which was ours to take out
-        return _whole(fields)
 
     def _deny(self, lane: Lane) -> None:
         """Answer a request that the addon has not admitted."""
@@ -291,7 +275,7 @@ class Lanes:
                 lane.flow.response = response_of(parsed)
                 self.addon.responseheaders(lane.flow)
                 lane.responded, lane.down_length = True, parsed.length
-                lane.down.begin(Section(self._response_fields(lane.flow.response)))
+                lane.down.begin(Section(heads.write_response(lane.flow.response)))
                 self._comes_down(lane, 0, ended=head.ended)
 
     def _interim(self, lane: Lane, status: int, fields: tuple[Field, ...]) -> None:
@@ -301,16 +285,7 @@ class Lanes:
             self.fail(lane, Reason.UPSTREAM_PROTOCOL, "interim responses without end")
         elif status != 100 and not self._way.congested:
             pseudo = (b":status", str(status).encode("ascii"))
-            self._client.send_head(lane.stream, _whole([pseudo, *onward_trailers(fields)]))
-
-    @staticmethod
-    def _response_fields(response: http.Response) -> tuple[Field, ...]:
-        fields = [(b":status", str(response.status_code).encode("ascii"))]
-        for name, value in response.headers.fields:
-            lower = name.lower()
-            if lower not in heads.CONNECTION_SPECIFIC:
-                fields.append((lower, value))
-        return _whole(fields)
+            self._client.send_head(lane.stream, (pseudo, *onward_trailers(fields)))
 
     def _response_trailers(self, lane: Lane, head: Head) -> None:
         parsed = heads.parse_trailers(head.fields, RESPONSE_HEAD_BYTES)
@@ -509,11 +484,3 @@ class Lanes:
                     waiting = lane.heard_end and not lane.responded
                     reason = Reason.UPSTREAM_TIMEOUT if waiting else Reason.IDLE_TIMEOUT
                     self.fail(lane, reason, "no bytes in either direction")
-
-
-def _whole(fields: list[Field]) -> tuple[Field, ...]:
-    """Return the fields, unless one of them would not be read as it was written: an addon may have made it."""
-    for name, value in fields:
-        if heads.is_malformed(name, value):
-            raise ValueError("a field that cannot be written")
-    return tuple(fields)

@@ -14,14 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from hpack import Decoder, Encoder
 from hpack.exceptions import HPACKError, OversizedHeaderListError
 
 from egressd.gate.inspector.head import Field
 from egressd.gate.inspector.http2 import frames
+from egressd.gate.inspector.http2.events import Broken, Data, Event, GoingAway, Head, Reset, Roomier, Surplus
 from egressd.gate.inspector.http2.frames import Code, Frame, FrameReader, Oversized
+from egressd.gate.inspector.http2.patience import Patience
 from egressd.policy.reasons import Reason
 
 DEFAULT_WINDOW: Final = 65_535
@@ -46,60 +48,6 @@ class Terms:
     streams: int = 100
 
 
-class Head(NamedTuple):
-    """A header section: `opens` where it began its stream."""
-
-    stream: int
-    fields: tuple[Field, ...]
-    ended: bool
-    opens: bool
-
-
-class Data(NamedTuple):
-    """Bytes of a body. The owner gives `size` back to the connection and `len(data)` to the stream."""
-
-    stream: int
-    data: bytes
-    size: int
-    ended: bool
-
-
-class Reset(NamedTuple):
-    """A stream that ended before its time, by the peer or (`ours`) because of what the peer did to it."""
-
-    stream: int
-    code: Code
-    ours: bool = False
-
-
-class Surplus(NamedTuple):
-    """A stream more than was agreed, or one after our GOAWAY: refused already, the peer may open it elsewhere."""
-
-    stream: int
-    fields: tuple[Field, ...]
-
-
-class Roomier(NamedTuple):
-    """More may be sent, on some stream or on all."""
-
-
-class GoingAway(NamedTuple):
-    """The peer takes no streams after `last`; those up to it go on."""
-
-    last: int
-    code: Code
-
-
-class Broken(NamedTuple):
-    """The connection is over because of what the peer did; our GOAWAY is the last thing to be sent."""
-
-    code: Code
-    reason: Reason
-    detail: str
-
-
-type Event = Head | Data | Reset | Surplus | Roomier | GoingAway | Broken
-
 _NO_STREAM = Broken(Code.PROTOCOL_ERROR, Reason.BAD_FRAMING, "a frame of a stream that was never opened")
 _NOT_FOR_STREAM_0 = Broken(
     Code.PROTOCOL_ERROR, Reason.BAD_FRAMING, "a frame that belongs to a stream, without one"
@@ -108,34 +56,6 @@ _BAD_SIZE = Broken(Code.FRAME_SIZE_ERROR, Reason.BAD_FRAMING, "a frame has anoth
 _BAD_PADDING = Broken(Code.PROTOCOL_ERROR, Reason.BAD_FRAMING, "a frame has more padding than bytes")
 _OVER_WINDOW = Broken(Code.FLOW_CONTROL_ERROR, Reason.BAD_FRAMING, "more data than the window holds")
 _FLOOD = Broken(Code.ENHANCE_YOUR_CALM, Reason.FLOOD, "frames that ask for work and carry nothing")
-
-
-class Patience:
-    """How many frames that carry nothing a peer may still send."""
-
-    __slots__ = ("_level", "_then")
-
-    FULL: Final = 2000
-    PER_SECOND: Final = 100
-    RESET: Final = 10
-    """What a reset costs; an opened stream that is dropped at once has cost us a judgement (CVE-2023-44487)."""
-
-    def __init__(self) -> None:
-        """Full."""
-        self._level = float(self.FULL)
-        self._then: float | None = None
-
-    def spend(self, cost: int, now: float) -> bool:
-        """Take `cost`; False when there is not so much left. `now` is in seconds of a clock that never goes back."""
-        if self._then is not None:
-            self.earn((now - self._then) * self.PER_SECOND)
-        self._then = now
-        self._level -= cost
-        return self._level >= 0
-
-    def earn(self, gain: float) -> None:
-        """Put something back."""
-        self._level = min(self.FULL, self._level + gain)
 
 
 class _Flow:
@@ -160,7 +80,7 @@ class Link:
         """`server` is the side that the peer's streams come to. Our settings are the first thing to be sent."""
         self.broken = False
         self.leaving = False
-        """Our GOAWAY was sent."""
+        """No more streams are taken."""
         self.patience = Patience()
         self._terms = terms
         self._server = server
@@ -169,7 +89,8 @@ class Link:
         self._encoder = Encoder()
         self._out: list[bytes] = []
         self._flows: dict[int, _Flow] = {}
-        self._highest = 0  # of the peer's streams
+        self._highest = self._taken = 0  # of the peer's streams: of all, and of those that were not refused
+        self._said_goaway = False
         self._next = 1  # of ours
         self._send = DEFAULT_WINDOW
         self._left = terms.connection_window
@@ -278,11 +199,19 @@ class Link:
         if self._flows.pop(stream, None) is not None and not self.broken:
             self._out.append(frames.reset(stream, code))
 
+    def take_no_more(self) -> None:
+        """Refuse streams from now on; the peer is told so once it opens one, or by `go_away`.
+
+        Not before: there are clients that can hear nothing more on a connection after a GOAWAY.
+        """
+        self.leaving = True
+
     def go_away(self, code: Code = Code.NO_ERROR) -> None:
-        """Take no more streams; those that are open go on. Said once."""
-        if not self.leaving and not self.broken:
-            self.leaving = True
-            self._out.append(frames.goaway(self._highest, code))
+        """Take no more streams, and say so; those that are open go on. Said once."""
+        self.leaving = True
+        if not self._said_goaway and not self.broken:
+            self._said_goaway = True
+            self._out.append(frames.goaway(self._taken, code))
 
     # for the owner: what was taken of what came
 
@@ -327,7 +256,7 @@ class Link:
             problem = self._read(frame, events)
         if problem is not None:
             self.broken = True
-            self._out.append(frames.goaway(self._highest, problem.code))
+            self._out.append(frames.goaway(self._taken, problem.code))
             events.append(problem)
         return events
 
@@ -430,9 +359,12 @@ class Link:
             return self._pay(1)  # of a stream that is over here, but not yet there
         self._highest = stream
         if self.leaving or len(self._flows) >= self._terms.streams:
+            if self.leaving:
+                self.go_away()
             self._out.append(frames.reset(stream, Code.REFUSED_STREAM))
             events.append(Surplus(stream, fields))
             return self._pay(self.patience.RESET)
+        self._taken = stream
         flow = self._flows[stream] = _Flow(self._peer_window, self._terms.window)
         flow.heard_end = ended
         events.append(Head(stream, fields, ended, opens=True))

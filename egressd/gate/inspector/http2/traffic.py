@@ -51,7 +51,7 @@ class Socket(Protocol):
         """Bytes that wait in all connections of the sandbox."""
 
     def moved(self) -> None:
-        """Pump again: a limit may have room."""
+        """Pump: something waits to be sent, or a limit may have room."""
 
 
 class _Way:

@@ -115,6 +115,9 @@ class Peer:
         elif isinstance(event, said.StreamReset):
             answer.reset = int(event.error_code)
 
+    def told_to_go(self) -> bool:
+        return self.goaway is not None
+
     def sent(self) -> bytes:
         return self.h2.data_to_send()
 
@@ -176,9 +179,9 @@ class Scene:
         await self._task
         assert not self.sandbox.live
 
-    async def settle(self) -> None:
+    async def settle(self, turns: int = 50) -> None:
         """Carry what the peers have to say to the engine and back until nobody says anything more."""
-        for _ in range(50):
+        for _ in range(turns):
             before = len(self.client_stream.written), len(self.origin_stream.written)
             for peer in (self.client, self.origin):
                 if data := peer.sent() if peer.stream.owner is not None else b"":
