@@ -21,6 +21,7 @@ from typing import Any, Final, NoReturn
 from egressd.wiring import identity, kernel, messages, mounts, network, probe
 from egressd.wiring.errors import WiringError
 from egressd.wiring.programs import PATH
+from egressd.wiring.sockets import live_sockets
 
 _BUBBLEWRAP: Final = "bwrap"
 FIRST_PLAN_DESCRIPTOR: Final = 10
@@ -60,7 +61,7 @@ def _report(channel: socket.socket, error: WiringError) -> None:
 def _make(channel: socket.socket, request: dict[str, Any]) -> None:
     view = mounts.View(**{key: tuple(value) for key, value in request["view"].items()})
     group: int = request["nflog_group"]
-    live = _live_sockets()
+    live = live_sockets(skip=(*view.writable, *view.readonly))
     if request["uid"] is None:
         uid, gid = os.getuid(), os.getgid()
         _enter(os.CLONE_NEWUSER | os.CLONE_NEWNET | os.CLONE_NEWNS)
@@ -83,13 +84,6 @@ def _make(channel: socket.socket, request: dict[str, Any]) -> None:
     messages.send(channel, {"made": True, "notes": notes}, spaces)
     for space in spaces:
         os.close(space)
-
-
-def _live_sockets() -> list[str]:
-    """The path names of Unix sockets bound in this network namespace, by the kernel's list (unix(7), /proc/net/unix)."""
-    with open("/proc/self/net/unix", encoding="utf-8", errors="surrogateescape") as table:
-        rows = [line.rstrip("\n").split(None, 7) for line in table]
-    return sorted({os.path.realpath(row[7]) for row in rows if len(row) == 8 and row[7].startswith("/")})
 
 
 def _enter(flags: int, hint: str = _NAMESPACE_HINT) -> None:

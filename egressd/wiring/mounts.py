@@ -20,10 +20,11 @@ from typing import Final, NamedTuple
 
 from egressd.wiring import identity, kernel
 from egressd.wiring.errors import WiringError
+from egressd.wiring.sockets import is_socket
 
 WALK_LIMIT: Final = 100_000
-"""Entries looked at, breadth first, in search of sockets in the trees let in. Sockets that live in this network namespace
-are found beyond it too, by the kernel's own list."""
+"""Entries looked at, breadth first, in search of sockets in the trees let in. Sockets whose services the kernel lists are
+found beyond it too (see `sockets`)."""
 
 _IDMAP_HINT: Final = (
     "the sandbox's uid cannot write there and this file system cannot map owners (idmapped mounts: ext4, xfs, btrfs, "
@@ -108,7 +109,7 @@ def refuse_sockets(view: View, live: Iterable[str]) -> list[str]:
     """
     trees = (*view.writable, *view.readonly)
     for path in (*trees, *(path for path in live if any(within(path, tree) for tree in trees))):
-        if _is_socket(path):
+        if is_socket(path):
             _refuse_socket(path, view)
     seen = 0
     queue = list(trees)
@@ -121,7 +122,7 @@ def refuse_sockets(view: View, live: Iterable[str]) -> list[str]:
             seen += 1
             if entry.is_dir(follow_symlinks=False):
                 queue.append(entry.path)
-            elif not entry.is_file(follow_symlinks=False) and _is_socket(entry.path):
+            elif not entry.is_file(follow_symlinks=False) and is_socket(entry.path):
                 _refuse_socket(entry.path, view)
         if seen > WALK_LIMIT:
             return [
@@ -135,13 +136,6 @@ def _refuse_socket(path: str, view: View) -> None:
         return
     hint = f"a service behind it would act for the sandbox: --socket {path} if that is wanted, otherwise remove it"
     raise WiringError("run", f"{path} is a Unix socket in what the sandbox is given", hint)
-
-
-def _is_socket(path: str) -> bool:
-    try:
-        return stat.S_ISSOCK(os.lstat(path).st_mode)
-    except OSError:
-        return False
 
 
 def _copy(path: str, owner: tuple[int, int] | None, *, writable: bool) -> int:
@@ -224,7 +218,7 @@ def _close_off(view: View, live: tuple[str, ...]) -> None:
         if (
             path not in view.sockets
             and not any(within(path, gone) for gone in view.emptied)
-            and _is_socket(path)
+            and is_socket(path)
         ):
             _mask(path)
 
