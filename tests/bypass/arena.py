@@ -216,6 +216,16 @@ class Arena:
         names = {query.name for query in self.lab.dns_queries()}
         assert names <= {*reaches, *asks, "api.lab-origin.com"}, f"DNS was asked for {names}"
 
+    @contextmanager
+    def another(self, *flags: str) -> Iterator[Driver]:
+        """A sandbox of its own, for an attack that it may not survive."""
+        command = ["/usr/bin/python3", str(self.stand.workspace / "inside.py")]
+        driver = Driver(self.stand.start(command, flags=flags, stdin=subprocess.PIPE))
+        try:
+            yield driver
+        finally:
+            driver.close()
+
     def life_goes_on(self) -> None:
         """The next legitimate request of this sandbox and of another one works."""
         code = "say(shown(tls('api.lab-origin.com', 443, get(), 'api.lab-origin.com')))"
