@@ -346,7 +346,9 @@ class Egress:
         if not exchange.admitted:
             return
         assert exchange.bound is not None
-        address = await self._address(exchange, exchange.bound.host)
+        address: Address | Reason = Reason.UPGRADE_NOT_ALLOWED  # a WebSocket's messages would pass unseen
+        if exchange.offer is None:
+            address = await self._address(exchange, exchange.bound.host)
         if isinstance(address, Reason):
             flow.request.stream = False
             flow.response = as_response(exchange.refuse(address))

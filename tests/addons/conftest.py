@@ -30,7 +30,7 @@ owner: tests
 allow:
   - id: api
     hosts: [api.lab-origin.com]
-    requests: ["GET,HEAD /**", "POST /upload", "POST /echo"]
+    requests: ["GET,HEAD /**", "POST /upload", "POST /echo", "WEBSOCKET /ws"]
   - id: plain
     hosts: [www.lab-origin.com]
     schemes: [http]

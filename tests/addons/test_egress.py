@@ -95,6 +95,13 @@ DENIED = [
         403,
         id="an upgrade",
     ),
+    pytest.param(
+        ["https://api.lab-origin.com/ws", "-H", "Upgrade: websocket", "-H", "Connection: upgrade",
+         "-H", "Sec-WebSocket-Version: 13", "-H", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="],
+        "upgrade_not_allowed",
+        403,
+        id="a WebSocket, which a rule allows",
+    ),
 ]  # fmt: skip
 
 
