@@ -216,9 +216,11 @@ def end_of(day: dt.date | None) -> float:
 
 
 def networks_of(texts: Iterable[str]) -> tuple[Network, ...]:
-    """Return the networks of an entry; ValueError for host bits, odd spellings, and IPv4 in IPv6 clothes."""
+    """Return the networks of an entry; ValueError for host bits, zones, odd spellings, and IPv4 in IPv6 clothes."""
     networks = tuple(ip_network(text) for text in texts)
     for text, network in zip(texts, networks, strict=True):
+        if "%" in text:
+            raise ValueError("a network has no zone")
         if str(network) != text:
             raise ValueError(f"the network is not in normal form; write '{network}'")
         if network.version == 6 and int(network.network_address) >> 32 == 0xFFFF:

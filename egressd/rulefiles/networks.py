@@ -22,6 +22,10 @@ def read_network(raw: str, path: str, place: Place, findings: Findings) -> Netwo
         hint = "like 10.20.0.0/16, 10.30.0.7/32 or fd00:1::/64; no leading zeros"
         findings.add(path, place, Code.BAD_NETWORK, f"{quoted(raw)} is no network", hint)
         return None
+    if "%" in raw:  # compares as inside no network, not even its own without the zone
+        message = f"{quoted(raw)} names a zone, which is one machine's own"
+        findings.add(path, place, Code.BAD_NETWORK, message, "name the network without what follows %")
+        return None
     if str(network) != raw:
         message = f"{quoted(raw)} is not a network in normal form"
         findings.add(path, place, Code.BAD_NETWORK, message, f"write {_proposal(raw, network)}")

@@ -27,6 +27,7 @@ from tests.policy.entries import NOON, allow, ask, deny, entry, policy, request
             allow(addresses=("10.0.0.1",)), "write '10.0.0.1/32'", id="IP-18 a network without its length"
         ),
         pytest.param(allow(addresses=("::ffff:10.0.0.0/104",)), "addresses", id="IP-18 mapped IPv4"),
+        pytest.param(allow(addresses=("fd00::%eth0/64",)), "no zone", id="IP-18 a zone"),
         pytest.param(
             allow("a.test", addresses=("169.254.0.0/16",)), "no rule can allow", id="IP-17 a floor range"
         ),
