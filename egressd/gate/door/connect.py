@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from egressd.policy.names import Authority, BadHost, parse_authority
 from egressd.policy.reasons import Reason
 
-_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([\x21-\x7e\x80-\xff]+) HTTP/1\.[01]\r?\n")
+_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([^ \r\n]+) HTTP/1\.[01]\r?\n")
 _METHOD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]")
-_BEGUN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]*(?: [\x21-\x7e\x80-\xff]*(?: [\x21-\x7e]*\r?)?)?")
+_BEGUN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]*(?: [^ \r\n]*(?: [\x21-\x7e]*\r?)?)?")
 _BEGUN_BYTES = 64
 """How much of a request line that has not ended is looked at, again with each piece: enough to tell it from another protocol."""
 
@@ -43,7 +43,7 @@ class Absolute:
 
 @dataclass(frozen=True, slots=True)
 class BadHead:
-    """No proxy request: why, what the authority was as sent, and what to do instead where the reason's own words are too wide."""
+    """No proxy request: why, what stood in the authority's place, and what to do instead where the reason's own words are too wide."""
 
     reason: Reason
     detail: str

@@ -38,7 +38,7 @@ from egressd.gate.tls.stream import ClientRejectedCa, accept_plain, accept_tls
 from egressd.journal.record import clip
 from egressd.policy.attempt import Address, ConnectionAttempt, Decision, Name
 from egressd.policy.decide import decide, permit_address
-from egressd.policy.names import BadHost, format_host, parse_authority, parse_name
+from egressd.policy.names import BadHost, format_host, hide_userinfo, parse_authority, parse_name
 from egressd.policy.reasons import Reason
 
 SYNTHETIC = ip_network("198.18.0.0/15")
@@ -163,13 +163,14 @@ class Visit:
         """Record the denial; what the client is told is the caller's business."""
         self._decided(Decision("deny", reason), detail)
 
-    def _decided(self, decision: Decision, detail: str | None = None) -> None:
+    def _decided(self, decision: Decision, detail: str | None = None, raw: bytes = b"") -> None:
         self.connection.decision = decision
         if self._recorded:
             return
         self._recorded = True
         record = self.connection.record("decision", "connection").decided(decision)
         record.detail = detail
+        record.host_raw = clip(hide_userinfo(raw.decode("utf-8", "backslashreplace")), 256) if raw else None
         self.connection.services.recorder.put(record)
 
     async def _commit(self, decision: Decision, detail: str | None = None) -> None:
@@ -246,9 +247,7 @@ class Visit:
         await self._learn(data[head.size :])
 
     async def _refuse_head(self, head: BadHead, data: bytes) -> None:
-        self._deny(
-            head.reason, clip(head.detail + (f": {clip(head.authority, 256)}" if head.authority else ""))
-        )
+        self._decided(Decision("deny", head.reason), head.detail, head.authority)
         if head.reason is Reason.CLIENT_CLOSED:
             return
         accept = _ACCEPT_FIELD.search(data)
