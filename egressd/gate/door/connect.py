@@ -43,7 +43,7 @@ class Absolute:
 
 @dataclass(frozen=True, slots=True)
 class BadHead:
-    """No proxy request: why, what stood in the authority's place, and what to do instead where the reason's own words are too wide."""
+    """No proxy request: why, what stood in the authority's place, and what to do instead if the reason's words are too wide."""
 
     reason: Reason
     detail: str
