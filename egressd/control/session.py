@@ -8,7 +8,6 @@ nowhere. What cannot be proved stops the start.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import secrets
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from egressd.control.ca import load_or_create
 from egressd.control.config import Config
+from egressd.control.reconciliation import losses
 from egressd.control.sandboxes import SandboxListener, SandboxState, new_sandbox_id
 from egressd.control.supervisor import Supervisor, WorkerFailed, say
 from egressd.control.trust import Trust, build_trust, java_store_paths, system_bundle_paths, trust_environment
@@ -31,13 +31,15 @@ from egressd.policy.effective import EffectivePolicy
 from egressd.policy.reasons import Reason
 from egressd.rulefiles.load import Rules, load_rules
 from egressd.wiring.launch import writable
-from egressd.wiring.namespace import Bind, Namespace, SandboxSpec
+from egressd.wiring.namespace import Bind, Namespace, SandboxSpec, WiringError
+from egressd.wiring.ruleset import Counted
 
 _SYNTHETIC = ip_network("198.18.0.0/15")
 _EXPLAIN = ip_address("198.18.0.2")
 _PASSED = ("PATH", "USER", "SHELL", "TERM", "LANG", "TZ")
 """What the command gets of the caller's environment, besides LC_* and what `--env` names."""
 TRUST_INSIDE = "/run/egressd-trust"
+_COUNT_TIMEOUT = 10.0
 _CERTS = "/etc/ssl/certs"
 """Where OpenSSL and GnuTLS of Debian and its kin look by themselves; elsewhere the bundle files and variables must do."""
 
@@ -131,32 +133,26 @@ class Session:
             await asyncio.gather(command, watcher, return_exceptions=True)
 
     async def _take_down(self, supervisor: Supervisor, namespace: Namespace | None) -> None:
-        if namespace is not None:
-            await asyncio.sleep(0.05)  # the kernel hands NFLOG packets over in batches; wait one batch out
+        if namespace is None:
+            await supervisor.stop()
+            return
+        await namespace.end()  # from here on nothing more is sent, so that the kernel's counts are final
+        counting = asyncio.create_task(_counted(namespace))
         await supervisor.remove(self.id, shutdown=True)
-        if namespace is not None:
-            with contextlib.suppress(Exception):
-                await self._reconcile(supervisor, namespace)
-            await namespace.destroy()
+        self._reconcile(supervisor, await counting)
+        await namespace.destroy()
         await supervisor.stop()
 
-    async def _reconcile(self, supervisor: Supervisor, namespace: Namespace) -> None:
-        """Hold the kernel's own counts against the packets recorded; what is missing becomes one record (law 8)."""
-        dropped = sum((await namespace.drop_counters()).values())
-        missing = dropped - supervisor.packets_recorded(self.id)
-        if missing > 0:
-            attempt_id = new_id()
-            record = Record(
-                event="lost",
-                sandbox=self.id,
-                attempt_id=attempt_id,
-                root_id=attempt_id,
-                layer="packet",
-                count=missing,
-                reason=Reason.PROTOCOL_NOT_ALLOWED.value,
-                detail="dropped by the firewall, not delivered by NFLOG",
+    def _reconcile(self, supervisor: Supervisor, counted: Counted | str) -> None:
+        """Hold the kernel's own counts against the records; what is missing is written down as such (law 8)."""
+        if isinstance(counted, str):
+            say(
+                f"the kernel's counts could not be read, so nobody knows whether a record is missing: {counted}"
             )
-            supervisor.write([record.as_dict()])
+            return
+        reason = Reason.WORKER_DIED if supervisor.deaths else Reason.SHUTDOWN
+        lost = losses(self.id, counted, supervisor.recorded(self.id), reason)
+        supervisor.write([record.as_dict() for record in lost])
 
     def _worker_failed(self, why: str) -> None:
         say(f"{why}; nothing can leave the sandbox, so it is ended")
@@ -286,6 +282,15 @@ class Session:
             detail=f"refused: {problem}",
         )
         supervisor.write([record.as_dict()])
+
+
+async def _counted(namespace: Namespace) -> Counted | str:
+    """What the kernel counted, or why that is not known."""
+    try:
+        async with asyncio.timeout(_COUNT_TIMEOUT):
+            return await namespace.counted() or "a packet rule is gone"
+    except (WiringError, OSError, TimeoutError) as error:
+        return str(error) or type(error).__name__
 
 
 def _trusted(trust: Trust) -> dict[str, str]:

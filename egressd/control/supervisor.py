@@ -17,12 +17,13 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from egressd.control.ca import Authority, issue_worker_intermediate
 from egressd.control.host import local_addresses
+from egressd.control.reconciliation import Found, Kind
 from egressd.control.sandboxes import SandboxState
 from egressd.gate.channel import (
     TO_CONTROL,
@@ -104,7 +105,8 @@ class Supervisor:
         self._sandboxes: dict[str, SandboxState] = {}
         self._worker: _Worker | None = None
         self._departed: deque[str] = deque(maxlen=256)  # a last record of theirs may still be on its way
-        self._packets: dict[str, int] = {}
+        self._found = Found()
+        self._deaths = 0
         self._starts: list[float] = []
         self._count = 0
         self._stopping = False
@@ -124,6 +126,7 @@ class Supervisor:
     async def add(self, sandbox: SandboxState) -> None:
         """Have the sandbox carried; returns once its sockets are served, raises WorkerFailed."""
         self._sandboxes[sandbox.id] = sandbox
+        self._found.begin(sandbox.id)
         self._note("sandbox", sandbox, "created")
         serving = self._expect("serving", sandbox.id)
         if self._worker is not None:
@@ -283,6 +286,7 @@ class Supervisor:
         if worker is not self._worker or self._stopping:
             return
         self._worker = None
+        self._deaths += 1
         say(f"worker {worker.name} is gone ({reason}); starting another")
         self._task(self._replace(worker))
 
@@ -357,23 +361,22 @@ class Supervisor:
             self._written(worker, message, None)
 
     def _written(self, worker: _Worker, message: Records, error: JournalUnavailable | None) -> None:
+        self._found.feed(message.records)  # what the journal could not take it counts as lost itself
         if error is None:
             self._ledger.feed(message.records)
-            self._count_packets(message)
         else:
             self._complain(error)
         with contextlib.suppress(ChannelBroken):  # it has died meanwhile
             worker.channel.send(Written(batch=message.batch, ok=error is None))
 
-    def _count_packets(self, message: Records) -> None:
-        for fields in message.records:
-            if fields.get("layer") == "packet":
-                sandbox = fields["sandbox"]
-                self._packets[sandbox] = self._packets.get(sandbox, 0) + fields.get("count", 1)
+    def recorded(self, sandbox_id: str) -> Mapping[Kind, int]:
+        """Return what the records of a sandbox account for, once it is removed; later nothing is known of it."""
+        return self._found.end(sandbox_id)
 
-    def packets_recorded(self, sandbox_id: str) -> int:
-        """Return how many dropped packets of the sandbox are in the journal."""
-        return self._packets.get(sandbox_id, 0)
+    @property
+    def deaths(self) -> int:
+        """How many workers have died so far."""
+        return self._deaths
 
     _complained = 0.0
 

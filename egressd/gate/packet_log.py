@@ -25,6 +25,10 @@ from egressd.policy.reasons import Reason
 
 WINDOW = 1.0
 KINDS = 256
+_BURST = 256
+"""Most packets taken in one wake-up."""
+_LAST_BURSTS = 256
+"""Most bursts at the end, should a sandbox not stop sending."""
 _PROTOCOLS = {
     1: "icmp",
     2: "igmp",
@@ -64,25 +68,29 @@ class PacketLog:
 
     def close(self) -> None:
         """Read what the kernel still holds, write every count, close the socket."""
-        self._readable()
+        for _ in range(_LAST_BURSTS):
+            if not self._readable():
+                break
         self._loop.remove_reader(self._sock)
         self._sock.close()
         self._flush()
 
-    def _readable(self) -> None:
-        for _ in range(256):
+    def _readable(self) -> bool:
+        """Take what the kernel holds; returns whether there may be more."""
+        for _ in range(_BURST):
             try:
                 datagram = self._sock.recv(64 * 1024)
             except (BlockingIOError, InterruptedError):
-                return
+                return False
             except OSError as error:
                 self.overruns += overran(error)
-                return
+                return True
             packets = parse_nflog(datagram)
             if isinstance(packets, Malformed):
                 packets = (DroppedPacket(0, 0, "", "", None, None, None, None, None, packets.size, ""),)
             for packet in packets:
                 self._count(packet)
+        return True
 
     def _count(self, packet: DroppedPacket) -> None:
         kind: _Kind = (packet.protocol, packet.destination, packet.destination_port)

@@ -111,6 +111,7 @@ class _Tenant:
         self.sandbox.revoked = True
         for close in self.closers:
             close()
+        await asyncio.sleep(0)  # what was accepted last begins, and is recorded
         for live in tuple(self.sandbox.live):
             live.cut(reason)
         if self.dns is not None:

@@ -191,7 +191,7 @@ def _check_of(name: str) -> Callable[[str, Any], Any]:
         return _number
     if name in _IDENTIFIERS:
         return _identifier
-    return {"labels": _labels, "would_deny": _flag}.get(name, _text)
+    return {"labels": _labels, "would_deny": _flag, "further": _flag}.get(name, _text)
 
 
 _KNOWN = frozenset(FIELDS)

@@ -88,6 +88,7 @@ class Record:
     path: str | None = None
     query: str | None = None
     qtype: str | None = None
+    further: bool | None = None
     protocol: str | None = None
     count: int | None = None
     status: int | None = None

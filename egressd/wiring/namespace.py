@@ -139,9 +139,9 @@ class Namespace:
             problems += [f"IPv{family}: {problem}" for problem in ruleset.missing_rules(wanted, saved)]
         return tuple(problems)
 
-    async def drop_counters(self) -> dict[Family, int]:
-        """Packets that the kernel logged as dropped so far, per family; -1 where the rule is gone."""
-        return ruleset.drop_counters(await self._read_rules())
+    async def counted(self) -> ruleset.Counted | None:
+        """What the kernel counted at the packet rules so far; None where a rule that counts is gone."""
+        return ruleset.counted(await self._read_rules(), nflog_group=self._spec.nflog_group)
 
     async def launch(
         self, command: Sequence[str], *, forward_signals: bool = True, stdio: tuple[int, int, int] = (0, 1, 2)
@@ -173,6 +173,10 @@ class Namespace:
         """Send a signal to the command; one that comes before the command has started waits for it."""
         if self._command is not None:
             self._command.signal(number)
+
+    async def end(self) -> None:
+        """End everything in the sandbox; what the kernel has counted by then is all that was ever sent."""
+        await self._kill()
 
     async def destroy(self) -> None:
         """End everything in the sandbox and close every descriptor. May be called again."""
@@ -291,7 +295,10 @@ class Namespace:
         raise WiringError(**message["error"])
 
     async def _read_rules(self) -> dict[Family, str]:
-        return {4: await self._inside("iptables-save", "-c"), 6: await self._inside("ip6tables-save", "-c")}
+        four, six = await asyncio.gather(
+            self._inside("iptables-save", "-c"), self._inside("ip6tables-save", "-c")
+        )
+        return {4: four, 6: six}
 
     async def _inside(self, *command: str) -> str:
         """Run a program of the host inside the sandbox's network, with power over it."""

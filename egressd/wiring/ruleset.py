@@ -8,9 +8,13 @@ everything is dropped.
 """
 
 import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final, Literal
 
 Family = Literal[4, 6]
+Kind = Literal["connections", "dns_connections", "dns_datagrams", "packets"]
+"""What a rule's own packet counter counts: see Counted."""
 
 TRANSPARENT_PORT: Final = 15001
 DNS_PORT: Final = 15053
@@ -25,8 +29,67 @@ OWN_ADDRESSES: Final[dict[Family, str]] = {4: "198.18.0.254", 6: "2001:2::fe"}
 asks for no address at all. Both lie in the benchmarking blocks (RFC 2544, RFC 5180), which no rule may name."""
 
 _LOOPBACK: Final[dict[Family, str]] = {4: "127.0.0.0/8", 6: "::1"}
+_LISTENERS: Final[dict[Family, str]] = {4: "127.0.0.1", 6: "::1"}
+"""Where egressd listens in the sandbox: not all of 127/8, of which the rest is the sandbox's own."""
 _ICMP: Final[dict[Family, str]] = {4: "icmp", 6: "ipv6-icmp"}
 _PROHIBITED: Final[dict[Family, str]] = {4: "icmp-admin-prohibited", 6: "icmp6-adm-prohibited"}
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What the kernel counted at the rules since they were made, both families: the attempts that no process can forget.
+
+    `connections` are TCP connections to the transparent and the explicit listener, `dns_connections` those to the resolver's;
+    each counts once, however often its first packet was sent, since NAT is decided once for a connection. `dns_datagrams` were
+    sent to the resolver (one that the sender has the kernel cut into several, UDP_SEGMENT in udp(7), is counted once).
+    `packets` were refused.
+    """
+
+    connections: int = 0
+    dns_connections: int = 0
+    dns_datagrams: int = 0
+    packets: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """A rule of the chain OUTPUT, and what its packet counter counts, if anything that matters."""
+
+    text: str
+    counts: Kind | None = None
+
+
+def _filter_rules(family: Family, dns_port: int, nflog_group: int) -> list[_Rule]:
+    return [
+        # Here, not where it was redirected: NAT sees the first datagram of a socket only.
+        _Rule(f"-d {_LISTENERS[family]} -o lo -p udp -m udp --dport {dns_port} -j ACCEPT", "dns_datagrams"),
+        _Rule(f"-d {_LOOPBACK[family]} -o lo -j ACCEPT"),
+        # Replies of redirected flows still carry the listener's own address here. REPLY, not ESTABLISHED: a flow
+        # that was never redirected earns nothing by having been seen once.
+        _Rule("-m conntrack --ctstate DNAT --ctdir REPLY -j ACCEPT"),
+        _Rule(f"-p {_ICMP[family]} -m conntrack --ctstate RELATED -j ACCEPT"),
+        _Rule(f"-j NFLOG --nflog-prefix {NFLOG_PREFIX} --nflog-group {nflog_group}", "packets"),
+        _Rule("-p tcp -j REJECT --reject-with tcp-reset"),
+        _Rule(f"-j REJECT --reject-with {_PROHIBITED[family]}"),
+    ]
+
+
+def _nat_rules(family: Family, transparent_port: int, dns_port: int) -> list[_Rule]:
+    direct: list[tuple[int, Kind]] = [(dns_port, "dns_connections"), (transparent_port, "connections")]
+    if family == 4:
+        direct.append((EXPLICIT_PORT, "connections"))
+    return [
+        # Before loopback returns: a query to 127.0.0.53 or to a resolver on ::1 is a query all the same.
+        _Rule(f"-p udp -m udp --dport 53 -j REDIRECT --to-ports {dns_port}"),
+        _Rule(f"-p tcp -m tcp --dport 53 -j REDIRECT --to-ports {dns_port}", "dns_connections"),
+        # As the next rule, but counted by themselves: connections straight to a listener.
+        *(
+            _Rule(f"-d {_LISTENERS[family]} -p tcp -m tcp --dport {port} -j RETURN", counts)
+            for port, counts in direct
+        ),
+        _Rule(f"-d {_LOOPBACK[family]} -j RETURN"),
+        _Rule(f"-p tcp -j REDIRECT --to-ports {transparent_port}", "connections"),
+    ]
 
 
 def namespace_ruleset(
@@ -38,9 +101,8 @@ def namespace_ruleset(
 ) -> str:
     """iptables-restore (4) or ip6tables-restore (6) text for the tables filter and nat, in that order.
 
-    The explicit proxy needs no rule: it listens on loopback, which the sandbox may reach.
+    The explicit proxy needs no rule to be reached: it listens on loopback.
     """
-    loopback = _LOOPBACK[family]
     return "\n".join(
         [
             "*filter",
@@ -48,25 +110,14 @@ def namespace_ruleset(
             ":FORWARD DROP [0:0]",
             ":OUTPUT DROP [0:0]",
             "-A INPUT -i lo -j ACCEPT",
-            f"-A OUTPUT -d {loopback} -o lo -j ACCEPT",
-            # Replies of redirected flows still carry the listener's own address here. REPLY, not ESTABLISHED: a flow
-            # that was never redirected earns nothing by having been seen once.
-            "-A OUTPUT -m conntrack --ctstate DNAT --ctdir REPLY -j ACCEPT",
-            f"-A OUTPUT -p {_ICMP[family]} -m conntrack --ctstate RELATED -j ACCEPT",
-            f"-A OUTPUT -j NFLOG --nflog-prefix {NFLOG_PREFIX} --nflog-group {nflog_group}",
-            "-A OUTPUT -p tcp -j REJECT --reject-with tcp-reset",
-            f"-A OUTPUT -j REJECT --reject-with {_PROHIBITED[family]}",
+            *(f"-A OUTPUT {rule.text}" for rule in _filter_rules(family, dns_port, nflog_group)),
             "COMMIT",
             "*nat",
             ":PREROUTING ACCEPT [0:0]",
             ":INPUT ACCEPT [0:0]",
             ":OUTPUT ACCEPT [0:0]",
             ":POSTROUTING ACCEPT [0:0]",
-            # Before loopback returns: a query to 127.0.0.53 or to a resolver on ::1 is a query all the same.
-            f"-A OUTPUT -p udp -m udp --dport 53 -j REDIRECT --to-ports {dns_port}",
-            f"-A OUTPUT -p tcp -m tcp --dport 53 -j REDIRECT --to-ports {dns_port}",
-            f"-A OUTPUT -d {loopback} -j RETURN",
-            f"-A OUTPUT -p tcp -j REDIRECT --to-ports {transparent_port}",
+            *(f"-A OUTPUT {rule.text}" for rule in _nat_rules(family, transparent_port, dns_port)),
             "COMMIT",
             "",
         ]
@@ -94,19 +145,44 @@ def missing_rules(expected: str, saved: str) -> list[str]:
     return problems
 
 
-def drop_counters(saved: dict[Family, str]) -> dict[Family, int]:
-    """Packets that reached the NFLOG rule, per family, from `iptables-save -c` texts; -1 where the rule is gone."""
-    return {family: _nflog_packets(text) for family, text in saved.items()}
+def counted(
+    saved: Mapping[Family, str],
+    *,
+    transparent_port: int = TRANSPARENT_PORT,
+    dns_port: int = DNS_PORT,
+    nflog_group: int = NFLOG_GROUP,
+) -> Counted | None:
+    """What the rules counted, from `iptables-save -c` texts by family; None where a rule that counts is gone."""
+    totals: dict[Kind, int] = {}
+    for family, text in saved.items():
+        packets = _packets(text)
+        rules = {
+            "filter": _filter_rules(family, dns_port, nflog_group),
+            "nat": _nat_rules(family, transparent_port, dns_port),
+        }
+        for table in rules:
+            for rule in rules[table]:
+                if rule.counts is None:
+                    continue
+                found = packets.get((table, _normal(shlex.split(rule.text))))
+                if found is None:
+                    return None
+                totals[rule.counts] = totals.get(rule.counts, 0) + found
+    return Counted(**totals)
 
 
-def _nflog_packets(saved: str) -> int:
+def _packets(saved: str) -> dict[tuple[str, str], int]:
+    """The packet counters of the chain OUTPUT, by table and rule."""
+    found: dict[tuple[str, str], int] = {}
+    table = ""
     for line in saved.splitlines():
-        counter, _, rule = line.partition("] ")
-        if " -j NFLOG " in f" {rule} " and counter.startswith("["):
-            packets = counter[1:].partition(":")[0]
-            if packets.isascii() and packets.isdigit():
-                return int(packets)
-    return -1
+        if line.startswith("*"):
+            table = line[1:].strip()
+        counters, _, rule = line.partition("] -A OUTPUT ")
+        packets = counters[1:].partition(":")[0]
+        if rule and counters.startswith("[") and packets.isascii() and packets.isdigit():
+            found[table, _normal(shlex.split(rule))] = int(packets)
+    return found
 
 
 class _Table:

@@ -173,12 +173,13 @@ async def run(job: dict[str, Any]) -> dict[str, Any]:
         else:
             result["status"] = await launching
         result["launch_ms"] = (time.monotonic() - began) * 1000
-        counters = await made.drop_counters()
+        counted = await made.counted()
+        assert counted is not None
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(gate.logged(sum(counters.values())), 2)
+            await asyncio.wait_for(gate.logged(counted.packets), 2)
         await gate.stop()
         result |= {"connections": gate.connections, "queries": gate.queries, "command": gate.command}
-        result |= {"packets": [asdict(packet) for packet in gate.packets], "counters": counters}
+        result |= {"packets": [asdict(packet) for packet in gate.packets], "counted": asdict(counted)}
     finally:
         await made.destroy()
         await made.destroy()  # may be called again

@@ -81,13 +81,20 @@ class TestNetwork:
             (17, "8.8.8.8", 443), (17, "2606:4700::1111", 443), (17, "192.0.2.255", 123), (136, "8.8.8.8", 443),
             (1, "9.9.9.9", None), (58, "2620:fe::fe", None), (17, "224.0.0.251", 5353),
         }  # fmt: skip
-        assert sum(attacked["counters"].values()) == len(attacked["packets"]) == len(logged)
+        assert attacked["counted"]["packets"] == len(attacked["packets"]) == len(logged)
         assert {p["prefix"] for p in attacked["packets"]} == {"egressd"}
 
     def test_connections_made_are_connections_seen(self, attacked: Seen) -> None:
         assert (
             len(attacked["connections"]) == 1 + len(attacked["inside"]["connect"]) + 3
         )  # a probe; pause, direct, dns
+
+    def test_the_kernel_counted_what_was_accepted_and_received(self, attacked: Seen) -> None:
+        """To each listener, in both families, redirected or straight to it (law 8)."""
+        counted = attacked["counted"]
+        assert counted["dns_connections"] > 0
+        assert counted["connections"] + counted["dns_connections"] == len(attacked["connections"])
+        assert counted["dns_datagrams"] == len(attacked["queries"])
 
     def test_the_sockets_are_not_the_sandboxs_own(self, attacked: Seen) -> None:
         """An ordinary user has only one uid to give; root gives the sockets one that the sandbox cannot have."""

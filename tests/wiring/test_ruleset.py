@@ -2,7 +2,7 @@
 
 import pytest
 
-from egressd.wiring.ruleset import Family, drop_counters, missing_rules, namespace_ruleset
+from egressd.wiring.ruleset import Counted, Family, counted, missing_rules, namespace_ruleset
 
 FAMILIES = pytest.mark.parametrize("family", [4, 6])
 
@@ -34,9 +34,12 @@ SAVED_4 = """\
 :OUTPUT ACCEPT [0:0]
 :POSTROUTING ACCEPT [0:0]
 [4:240] -A OUTPUT -p udp -m udp --dport 53 -j REDIRECT --to-ports 15053
-[0:0] -A OUTPUT -p tcp -m tcp --dport 53 -j REDIRECT --to-ports 15053
+[3:180] -A OUTPUT -p tcp -m tcp --dport 53 -j REDIRECT --to-ports 15053
+[20:1200] -A OUTPUT -d 127.0.0.1/32 -p tcp -m tcp --dport 15053 -j RETURN
+[200:12000] -A OUTPUT -d 127.0.0.1/32 -p tcp -m tcp --dport 15001 -j RETURN
+[2000:120000] -A OUTPUT -d 127.0.0.1/32 -p tcp -m tcp --dport 3128 -j RETURN
 [0:0] -A OUTPUT -d 127.0.0.0/8 -j RETURN
-[0:0] -A OUTPUT -p tcp -j REDIRECT --to-ports 15001
+[20000:1200000] -A OUTPUT -p tcp -j REDIRECT --to-ports 15001
 COMMIT
 # Completed
 *filter
@@ -44,7 +47,8 @@ COMMIT
 :FORWARD DROP [0:0]
 :OUTPUT DROP [0:0]
 [9:99] -A INPUT -i lo -j ACCEPT
-[0:0] -A OUTPUT -d 127.0.0.0/8 -o lo -j ACCEPT
+[6:300] -A OUTPUT -d 127.0.0.1/32 -o lo -p udp -m udp --dport 15053 -j ACCEPT
+[7:700] -A OUTPUT -d 127.0.0.0/8 -o lo -j ACCEPT
 [0:0] -A OUTPUT -m conntrack --ctstate DNAT --ctdir REPLY -j ACCEPT
 [0:0] -A OUTPUT -p icmp -m conntrack --ctstate RELATED -j ACCEPT
 [17:1029] -A OUTPUT -j NFLOG --nflog-prefix  "egressd" --nflog-group 1
@@ -75,7 +79,7 @@ def test_host_prefixes_and_protocol_names_of_ipv6_are_no_difference() -> None:
     [
         pytest.param(":OUTPUT DROP [0:0]", ":OUTPUT ACCEPT [0:0]", id="a policy that lets through"),
         pytest.param(":FORWARD DROP [0:0]\n", "", id="a chain that is not there"),
-        pytest.param("[0:0] -A OUTPUT -p tcp -j REDIRECT --to-ports 15001\n", "", id="no redirection"),
+        pytest.param("[20000:1200000] -A OUTPUT -p tcp -j REDIRECT --to-ports 15001\n", "", id="no redirection"),
         pytest.param("--to-ports 15001", "--to-ports 15002", id="another port"),
         pytest.param("-d 127.0.0.0/8 -j RETURN", "! -d 127.0.0.0/8 -j RETURN", id="a match turned round"),
         pytest.param("-d 127.0.0.0/8 -j RETURN", "-d 0.0.0.0/0 -j RETURN", id="a wider match"),
@@ -107,8 +111,32 @@ def test_an_empty_foreign_table_is_harmless() -> None:
     assert missing_rules(namespace_ruleset(4), extra) == []
 
 
-def test_drop_counters_come_from_the_log_rule() -> None:
-    assert drop_counters({4: SAVED_4, 6: namespace_ruleset(6)}) == {4: 17, 6: -1}
+def with_counters(ruleset: str, packets: int) -> str:
+    """As iptables-save -c would print it, had each rule seen that many packets."""
+    return ruleset.replace("-A ", f"[{packets}:{packets * 60}] -A ")
+
+
+def test_what_was_counted_comes_from_the_rules_that_lead_to_a_listener_or_nowhere() -> None:
+    assert counted({4: SAVED_4}) == Counted(
+        connections=22_200, dns_connections=23, dns_datagrams=6, packets=17
+    )
+
+
+def test_both_families_are_counted_together() -> None:
+    six = with_counters(namespace_ruleset(6), 1)
+    assert counted({4: SAVED_4, 6: six}) == Counted(
+        connections=22_202, dns_connections=25, dns_datagrams=7, packets=18
+    )
+
+
+@pytest.mark.parametrize("gone", ["--dport 3128", "-o lo -p udp", "NFLOG", "REDIRECT --to-ports 15001"])
+def test_where_a_rule_that_counts_is_gone_nothing_is_known(gone: str) -> None:
+    lines = [line for line in SAVED_4.splitlines() if gone not in line]
+    assert counted({4: "\n".join(lines)}) is None
+
+
+def test_a_rule_without_counters_is_no_count() -> None:
+    assert counted({4: namespace_ruleset(4)}) is None
 
 
 def test_no_rule_accepts_by_uid_or_mark() -> None:

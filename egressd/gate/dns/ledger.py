@@ -10,6 +10,7 @@ import contextlib
 import socket
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 from egressd.gate.dns.gatekeeper import Plan
@@ -21,9 +22,21 @@ from egressd.policy.attempt import Decision
 from egressd.policy.names import format_name
 from egressd.policy.reasons import Reason
 
-type Channel = Literal["dns-udp", "dns-tcp"]
-type Kind = tuple[Reason, Channel, str]
-"""What is folded together: reason, channel, and a detail in fixed words (a closed set: see Fold)."""
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a message came. `further`: over a TCP connection that has a record already."""
+
+    channel: Literal["dns-udp", "dns-tcp"]
+    further: bool = False
+
+
+UDP = Way("dns-udp")
+TCP = Way("dns-tcp")
+TCP_FURTHER = Way("dns-tcp", further=True)
+
+type Kind = tuple[Reason, Way, str]
+"""What is folded together: reason, way, and a detail in fixed words (a closed set: see Fold)."""
 
 WINDOW = 10.0
 """Seconds over which repeats are folded into one record."""
@@ -45,7 +58,7 @@ class Ledger:
         self._drops: dict[socket.socket, int] = {}
         self._closed = False
 
-    def record(self, plan: Plan, channel: Channel) -> Record:
+    def record(self, plan: Plan, way: Way) -> Record:
         """Return the decision record of one query, its own root."""
         sandbox = self._sandbox
         attempt = new_id()
@@ -55,7 +68,8 @@ class Ledger:
             attempt_id=attempt,
             root_id=attempt,
             layer="dns",
-            channel=channel,
+            channel=way.channel,
+            further=way.further or None,
             profile=sandbox.policy.profile,
             policy=sandbox.policy.digest,
             labels=sandbox.labels or None,
@@ -123,14 +137,14 @@ class Ledger:
             self._drops[sock] = now = dropped(sock)
             lost = (now - before) & 0xFFFF_FFFF
             if lost:
-                record = self._bare((Reason.DNS_BUDGET, "dns-udp", "queries that the kernel dropped unread"))
+                record = self._bare((Reason.DNS_BUDGET, UDP, "queries that the kernel dropped unread"))
                 record.event = "lost"
                 record.count = lost
                 self.note(record)
 
     def _bare(self, kind: Kind) -> Record:
-        reason, channel, detail = kind
-        return self.record(Plan("drop", detail, Decision("deny", reason)), channel)
+        reason, way, detail = kind
+        return self.record(Plan("drop", detail, Decision("deny", reason)), way)
 
 
 def dropped(sock: socket.socket) -> int:

@@ -20,7 +20,7 @@ from egressd.gate import internal
 from egressd.gate.dns import gatekeeper
 from egressd.gate.dns import message as wire
 from egressd.gate.dns.gatekeeper import Plan
-from egressd.gate.dns.ledger import Channel, Ledger
+from egressd.gate.dns.ledger import TCP, TCP_FURTHER, UDP, Ledger, Way
 from egressd.gate.recorder import AuditUnavailable, Recorder
 from egressd.gate.sandbox import Sandbox
 from egressd.gate.settings import Settings
@@ -43,16 +43,20 @@ IDLE = 5.0
 """Seconds for one whole message over TCP, and for a reply to be taken."""
 STORE_TIMEOUT = 5.0
 """Seconds that a new pair may take to be stored and recorded."""
+LAST_TURNS = 256
+"""Most drains of one socket at the end, should a sandbox not stop sending."""
 ACCEPT_PAUSE = 0.5
 """Seconds without accepting after accept() failed, so that no error spins the loop."""
 
+_NO_QUERY = "a connection without a query"
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Pending:
     """An allowed query for a name that has no stored address yet."""
 
     plan: Plan
-    channel: Channel
+    way: Way
 
 
 class DnsServer:
@@ -80,59 +84,69 @@ class DnsServer:
         self._clock = clock
         self._monotonic = monotonic
         self._ledger = Ledger(sandbox, recorder, monotonic)
-        self._sockets: list[socket.socket] = []
+        self._readers: dict[socket.socket, Callable[[socket.socket], bool]] = {}
         self._accepted: set[socket.socket] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._storing: dict[Name, asyncio.Task[None]] = {}
         self._waiting = 0
+        self._unrecorded: set[_Pending] = set()
         self._closed = False
 
     def serve_udp(self, sock: socket.socket) -> None:
         """Answer what arrives on a bound UDP socket; call it in the running loop."""
         sock.setblocking(False)
-        self._sockets.append(sock)
+        self._readers[sock] = self._receive
         self._ledger.watch(sock)
         asyncio.get_running_loop().add_reader(sock, self._receive, sock)
 
     def serve_tcp(self, sock: socket.socket) -> None:
         """Answer on the connections of a listening TCP socket; call it in the running loop."""
         sock.setblocking(False)
-        self._sockets.append(sock)
+        self._readers[sock] = self._accept
         asyncio.get_running_loop().add_reader(sock, self._accept, sock)
 
     async def close(self) -> None:
-        """Stop: write the last counts, close sockets and connections. Safe to call twice."""
+        """Stop: record what has come and is not recorded, write the last counts, close all. Safe to call twice."""
         if self._closed:
             return
         self._closed = True
-        self._ledger.close()
-        for sock in self._sockets:
+        for sock, take in self._readers.items():
             asyncio.get_running_loop().remove_reader(sock)
-            sock.close()
+            for _ in range(LAST_TURNS):
+                if not take(sock):
+                    break
         tasks = [*self._tasks, *self._storing.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for sock in self._accepted:  # of tasks that were cancelled before they began
+        for pending in tuple(self._unrecorded):
+            self._unanswered(pending, Reason.SHUTDOWN)
+        for accepted in self._accepted:  # of tasks that were cancelled before they began
+            accepted.close()
+            self._ledger.count((Reason.BAD_DNS, TCP, _NO_QUERY))
+        self._ledger.close()
+        for sock in self._readers:
             sock.close()
 
     # what a message comes to
 
-    def _answer(self, message: bytes, channel: Channel) -> Reply | _Pending:
+    def _answer(self, message: bytes, way: Way) -> Reply | _Pending:
         """Judge a message and record it: the reply, or what has to wait for control first. Never raises."""
         try:
             if not self._sandbox.budget.dns_query(self._monotonic()):
-                return self._over_budget(message, channel)
+                return self._over_budget(message, way)
             plan = self._plan(message)
             if plan.kind != "reserve":
-                return self._recorded(plan, channel)
+                return self._recorded(plan, way)
             if self._waiting >= WAITING:
-                self._ledger.count((Reason.DNS_BUDGET, channel, "too many new names at once"), lambda: plan)
+                self._ledger.count((Reason.DNS_BUDGET, way, "too many new names at once"), lambda: plan)
                 return wire.brief(message, wire.SERVFAIL)
+            pending = _Pending(plan, way)
             self._waiting += 1
-            return _Pending(plan, channel)
+            self._unrecorded.add(pending)
+            return pending
         except Exception as error:  # noqa: BLE001 law 1: whatever went wrong while judging, it is denied
-            self._ledger.count((Reason.INTERNAL_ERROR, channel, type(error).__name__))
+            self._ledger.count((Reason.INTERNAL_ERROR, way, type(error).__name__))
             return wire.brief(message, wire.SERVFAIL)
 
     def _plan(self, message: bytes) -> Plan:
@@ -144,46 +158,49 @@ class DnsServer:
         question = DnsQuestion(name)
         return internal.judge(question) or decide(self._sandbox.policy, question, self._clock())
 
-    def _over_budget(self, message: bytes, channel: Channel) -> Reply:
+    def _over_budget(self, message: bytes, way: Way) -> Reply:
         """Refuse cheaply. REFUSED reads as a temporary failure; NXDOMAIN would deny names that exist."""
-        kind = (Reason.DNS_BUDGET, channel, "over the queries of a minute")
+        kind = (Reason.DNS_BUDGET, way, "over the queries of a minute")
         self._ledger.count(kind, lambda: self._plan(message))
         return wire.brief(message, wire.REFUSED)
 
-    def _recorded(self, plan: Plan, channel: Channel) -> Reply:
+    def _recorded(self, plan: Plan, way: Way) -> Reply:
         """Write the record, then give the reply: what could not be handed over is not answered."""
-        record = self._ledger.record(plan, channel)
+        record = self._ledger.record(plan, way)
         self._ledger.write(record)
         if plan.name is not None and plan.decision.allowed:
             self._sandbox.names.touch(plan.name, record.attempt_id)
-        return plan.pack(udp=channel == "dns-udp")
+        return plan.pack(udp=way is UDP)
 
     async def _reserve(self, pending: _Pending) -> Reply:
         """Give an allowed name its address, have pair and record stored, then answer."""
-        plan, channel = pending.plan, pending.channel
+        plan, way = pending.plan, pending.way
         assert plan.name is not None  # only a name is ever allowed
         try:
             async with asyncio.timeout(STORE_TIMEOUT):
                 address = await self._stored(plan.name)
+                self._unrecorded.discard(pending)
                 if isinstance(address, Reason):
-                    return self._recorded(plan.refused(wire.NXDOMAIN, address), channel)
-                record = self._ledger.record(plan, channel)
+                    return self._recorded(plan.refused(wire.NXDOMAIN, address), way)
+                record = self._ledger.record(plan, way)
                 await self._ledger.commit(record)
             self._sandbox.names.touch(plan.name, record.attempt_id)
-            return plan.with_address(address).pack(udp=channel == "dns-udp")
+            return plan.with_address(address).pack(udp=way is UDP)
         except (AuditUnavailable, TimeoutError) as error:
-            return self._unanswered(plan, channel, Reason.AUDIT_UNAVAILABLE, error)
+            return self._unanswered(pending, Reason.AUDIT_UNAVAILABLE, error)
         except Exception as error:  # noqa: BLE001 law 1: a broken store answers nothing
-            return self._unanswered(plan, channel, Reason.INTERNAL_ERROR, error)
+            return self._unanswered(pending, Reason.INTERNAL_ERROR, error)
         finally:
             self._waiting -= 1
 
-    def _unanswered(self, plan: Plan, channel: Channel, reason: Reason, error: Exception) -> Reply:
-        refused = plan.refused(wire.SERVFAIL, reason)
-        record = self._ledger.record(refused, channel)
-        record.detail = f"{refused.outcome}: {type(error).__name__}"
+    def _unanswered(self, pending: _Pending, reason: Reason, error: Exception | None = None) -> Reply:
+        self._unrecorded.discard(pending)
+        refused = pending.plan.refused(wire.SERVFAIL, reason)
+        record = self._ledger.record(refused, pending.way)
+        if error is not None:
+            record.detail = f"{refused.outcome}: {type(error).__name__}"
         self._ledger.note(record)
-        return refused.pack(udp=channel == "dns-udp")
+        return refused.pack(udp=pending.way is UDP)
 
     async def _stored(self, name: Name) -> IPv4Address | Reason:
         """Return the name's address once control has it; queries for one name share one request."""
@@ -210,21 +227,23 @@ class DnsServer:
 
     # UDP
 
-    def _receive(self, sock: socket.socket) -> None:
+    def _receive(self, sock: socket.socket) -> bool:
+        """Take what has come; returns whether there may be more."""
         for _ in range(DRAIN):
             try:
                 message, peer = sock.recvfrom(DATAGRAM)
             except (BlockingIOError, InterruptedError):
-                return
+                return False
             except OSError:  # an ICMP error for an earlier reply
                 self.failures += 1
                 continue
-            reply = self._answer(message, "dns-udp")
+            reply = self._answer(message, UDP)
             if isinstance(reply, _Pending):
                 self._spawn(self._send_later(sock, reply, peer))
             elif reply is not None:
                 self._send(sock, reply, peer)
         self._ledger.arm()  # a full drain is what a flood looks like: see then what the kernel dropped
+        return True
 
     async def _send_later(self, sock: socket.socket, pending: _Pending, peer: Any) -> None:
         reply = await self._reserve(pending)
@@ -239,23 +258,25 @@ class DnsServer:
 
     # TCP
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket) -> bool:
+        """Take the connections that wait; returns whether there may be more."""
         for _ in range(DRAIN):
             try:
                 sock, _peer = listener.accept()
             except (BlockingIOError, InterruptedError):
-                return
+                return False
             except OSError:  # out of descriptors: wait for some to come back
                 self.failures += 1
                 self._pause(listener)
-                return
+                return False
             if len(self._accepted) >= CONNECTIONS:
                 sock.close()
-                self._ledger.count((Reason.TOO_MANY_CONNECTIONS, "dns-tcp", "too many to the resolver"))
+                self._ledger.count((Reason.TOO_MANY_CONNECTIONS, TCP, "too many to the resolver"))
                 continue
             sock.setblocking(False)
             self._accepted.add(sock)
             self._spawn(self._carry(sock))
+        return True
 
     def _pause(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -270,14 +291,14 @@ class DnsServer:
     async def _carry(self, sock: socket.socket) -> None:
         """Serve one connection: message after message in order, each under its deadline (RFC 7766)."""
         writer = None
+        way, problem = TCP, ""
         try:
             reader, writer = await asyncio.open_connection(sock=sock, limit=2 * DATAGRAM)
             # drain() then waits until the kernel has everything, so that the end loses nothing that was answered.
             writer.transport.set_write_buffer_limits(high=0)
-            asked = 0
-            while (message := await self._next_message(reader, asked)) is not None:
-                asked += 1
-                reply = self._answer(message, "dns-tcp")
+            while isinstance(message := await self._next_message(reader), bytes):
+                asked, way = way, TCP_FURTHER
+                reply = self._answer(message, asked)
                 if isinstance(reply, _Pending):
                     reply = await self._reserve(reply)
                 if reply is None:
@@ -285,17 +306,22 @@ class DnsServer:
                 writer.write(len(reply).to_bytes(2) + reply)
                 async with asyncio.timeout(IDLE):
                     await writer.drain()
+            problem = message
         except OSError:  # the client went away, or does not read (TimeoutError)
             self.failures += 1
         finally:
+            if way is TCP:
+                problem = problem or _NO_QUERY
+            if problem:
+                self._ledger.count((Reason.BAD_DNS, way, problem))
             self._accepted.discard(sock)
             if writer is None:
                 sock.close()
             else:
                 writer.transport.abort()  # close() would wait for ever for a client that does not read
 
-    async def _next_message(self, reader: asyncio.StreamReader, asked: int) -> bytes | None:
-        """Return the next message; None when there is none, with a record where that was no clean end."""
+    async def _next_message(self, reader: asyncio.StreamReader) -> bytes | str:
+        """Return the next message; where there is none, what was wrong: nothing if the connection ended between two."""
         begun = False
         try:
             async with asyncio.timeout(IDLE):
@@ -304,17 +330,12 @@ class DnsServer:
                 length = int.from_bytes(head)
                 if 0 < length <= DATAGRAM:
                     return await reader.readexactly(length)
-            problem = "a message length that no query has"
+            return "a message length that no query has"
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             begun = begun or bool(getattr(error, "partial", b""))
-            problem = "cut off in a message" if begun else ""
+            return "cut off in a message" if begun else ""
         except TimeoutError:
-            problem = "no whole message in time" if begun else ""
-        if not problem and asked == 0:
-            problem = "a connection without a query"
-        if problem:
-            self._ledger.count((Reason.BAD_DNS, "dns-tcp", problem))
-        return None
+            return "no whole message in time" if begun else ""
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -11,6 +11,8 @@ from typing import Any
 _OUT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _BURST = 64
 """Most connections taken in one wake-up, so that one sandbox's flood does not hold the loop."""
+_LAST_BURSTS = 64
+"""Most bursts at the end, should a sandbox not stop connecting."""
 _REST = 0.1
 """Seconds without accepting after the process ran out of descriptors or memory; the backlog keeps what waits."""
 
@@ -34,29 +36,34 @@ class Acceptor:
         self._loop.add_reader(listener, self._accept)
 
     def close(self) -> None:
-        """Stop accepting and close the listening socket of this process (control keeps its own)."""
+        """Take what waits in the backlog, so that it is recorded, and close this process's socket (control keeps its own)."""
         if self._open:
             self._open = False
             self._loop.remove_reader(self._listener)
+            for _ in range(_LAST_BURSTS):
+                if not self._accept():
+                    break
             self._listener.close()
 
-    def _accept(self) -> None:
+    def _accept(self) -> bool:
+        """Take the connections that wait; returns whether there may be more."""
         for _ in range(_BURST):
             try:
                 sock, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
+                return False
             except OSError as error:
-                if error.errno in _OUT_OF:
+                if error.errno in _OUT_OF and self._open:
                     self._loop.remove_reader(self._listener)
                     self._loop.call_later(_REST, self._resume)
-                return
+                return False
             sock.setblocking(False)
             # A listener made with protocol 0 would leave TCP_NODELAY off on what it accepts: 44 ms a request.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             task = self._loop.create_task(self._carry(sock))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+        return True
 
     def _resume(self) -> None:
         if self._open:

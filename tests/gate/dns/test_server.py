@@ -7,6 +7,7 @@ import random
 import socket
 import struct
 import subprocess
+from collections import Counter
 from ipaddress import IPv4Address
 from typing import Any
 
@@ -18,7 +19,7 @@ from egressd.gate.dns.synthetic import FIRST, SyntheticNames
 from egressd.gate.recorder import AuditUnavailable
 from egressd.gate.settings import Settings
 from egressd.policy.attempt import Name
-from tests.gate.dns.ground import framed, policy, query, receive, serving, unframed, until
+from tests.gate.dns.ground import Ground, framed, policy, query, receive, serving, unframed, until
 
 EXPLAIN = "198.18.0.2"
 
@@ -379,6 +380,31 @@ def test_dns_20_pipelined_queries_are_each_judged_and_recorded() -> None:
             assert seen == {1: str(FIRST), 2: EXPLAIN, 3: ""}
             assert ground.book.told() == [("allow", "rule"), ("deny", "not_allowed"), ("allow", "rule")]
             assert {record.channel for record in ground.book.records} == {"dns-tcp"}
+            assert [record.further for record in ground.book.records] == [None, True, True]
+
+    asyncio.run(scenario())
+
+
+def firsts(ground: Ground) -> int:
+    """How many TCP connections left a record: the count that the kernel's is held against."""
+    return sum(
+        record.count or 1
+        for record in ground.book.records
+        if record.channel == "dns-tcp" and not record.further
+    )
+
+
+def test_each_connection_has_one_record_that_is_no_further_one_floods_included() -> None:
+    async def scenario() -> None:
+        async with serving(settings=Settings(dns_queries_per_minute=2)) as ground:
+            for _ in range(4):
+                async with ground.tcp() as (reader, writer):
+                    writer.write(framed(*[query("evil.test")] * 3))
+                    for _ in range(3):
+                        await unframed(reader)
+            await ground.server.close()
+            assert ground.book.total() == 12
+            assert firsts(ground) == 4
 
     asyncio.run(scenario())
 
@@ -562,6 +588,36 @@ def test_dos_10_closing_gives_every_descriptor_back() -> None:
     for _ in range(3):
         asyncio.run(scenario())
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_is_under_way_at_the_end_is_recorded() -> None:
+    """Queries that wait for control, datagrams not read yet, connections that said nothing or were not accepted yet."""
+
+    async def scenario() -> None:
+        async def hang(_name: Name, _address: IPv4Address) -> None:
+            await asyncio.Event().wait()
+
+        async with serving("api.allowed.test", store=hang) as ground:
+            with ground.client() as sock:
+                async with ground.tcp() as (_reader, writer), ground.tcp():
+                    writer.write(framed(query("api.allowed.test")))
+                    sock.send(query("api.allowed.test"))
+                    await until(lambda: len(ground.stored) > 0 and ground.server._waiting == 2)
+                    with socket.create_connection(("127.0.0.1", ground.tcp_port)):
+                        for _ in range(100):
+                            sock.send(query("evil.test"))
+                        sock.send(query("api.allowed.test"))
+                        await ground.server.close()
+            told = Counter((record.channel, record.reason, record.further) for record in ground.book.records)
+            assert told == {
+                ("dns-udp", "shutdown", None): 2,
+                ("dns-udp", "not_allowed", None): 100,
+                ("dns-tcp", "shutdown", None): 1,
+                ("dns-tcp", "bad_dns", None): 2,
+            }
+            assert firsts(ground) == 3
+
+    asyncio.run(scenario())
 
 
 # a client that we did not write
