@@ -269,9 +269,8 @@ def _build(directory: Path, ours: bytes, system_pem: bytes, certutil: str | None
             _write_nss(scratch / "nss", certutil, scratch / "ca.crt")
         _write(scratch / "built", b"%d\n" % len(blocks))
         scratch.chmod(0o755)
-        if (
-            directory.exists()
-        ):  # without its mark: an older build was interrupted in the middle of being removed
+        if directory.exists() and not (directory / "built").is_file():
+            # An older build was interrupted in the middle of being removed. One with its mark is another process's, in use.
             shutil.rmtree(directory, ignore_errors=True)
         with contextlib.suppress(FileExistsError):
             _rename(scratch, directory)

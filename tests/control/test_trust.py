@@ -24,6 +24,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding, pkcs12
 
+from egressd.control import trust as trust_module
 from egressd.control.ca import Authority, CaPaths, issue_worker_intermediate, load_or_create
 from egressd.control.trust import (
     JAVA_PASSWORD,
@@ -220,6 +221,16 @@ class TestBuilding:
         with multiprocessing.get_context("spawn").Pool(3) as pool:
             assert len({trust.directory for trust in pool.starmap(build_trust, arguments)}) == 1
         assert not list((tmp_path / "trust").glob("*.new"))
+
+    def test_who_comes_second_leaves_a_finished_build_in_its_place(
+        self, tmp_path: Path, authority: Authority, others: bytes
+    ) -> None:
+        built = build_trust(tmp_path / "trust", authority.pem, others)
+        before = built.directory.stat().st_ino
+        trust_module._build(
+            built.directory, authority.pem, others, None
+        )  # it looked before the other had finished
+        assert built.directory.stat().st_ino == before
 
     @pytest.mark.parametrize("more", [b"", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"])
     def test_only_one_certificate_comes_in_and_never_a_key(
