@@ -79,6 +79,8 @@ ZONE: dict[str, Name] = {
     "api.lab-origin.com": _ANYWHERE,
     "www.lab-origin.com": Name(cname="api.lab-origin.com"),
     "*.wild.lab-origin.com": _ANYWHERE,
+    "h2.lab-origin.com": _ANYWHERE,
+    "grpc.lab-origin.com": _ANYWHERE,
     "wild-lab.com": _ANYWHERE,
     "*.wild-lab.com": _ANYWHERE,
     "expired.lab-origin.com": _ANYWHERE,

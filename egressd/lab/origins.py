@@ -11,13 +11,16 @@ import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from egressd.lab import containers, objects, topology
+from egressd.lab import containers, objects, streams, topology
 from egressd.lab.folders import FolderSite
 from egressd.lab.http1 import Exchange, Handler, plain_address, serve_connection
 from egressd.lab.packages import NpmRegistry, PythonIndex
 from egressd.lab.pki import Authority
 from egressd.lab.repositories import GitHost
 from egressd.lab.sightings import SeenRequest
+
+HTTP2 = {"h2.lab-origin.com": ("h2", "http/1.1"), "grpc.lab-origin.com": ("h2",)}
+"""Names that agree to HTTP/2 (answered by `streams`), beside HTTP/1.1 or alone."""
 
 _TEXT = {"Content-Type": "text/plain"}
 _JSON = {"Content-Type": "application/json"}
@@ -33,6 +36,7 @@ class Web:
     def __init__(self, authority: Authority, git: GitHost) -> None:
         self.seen: list[SeenRequest] = []
         self._authority = authority
+        authority.protocols.update(HTTP2)
         python, npm = PythonIndex(), NpmRegistry()
         self._sites: dict[str, Handler] = {
             "pypi.org": python.index,
@@ -72,7 +76,11 @@ class Web:
             await asyncio.start_server(_banner, bind, topology.BANNER_PORT)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await serve_connection(reader, writer, self.handle, self._remember, self._authority.sni)
+        tls = writer.get_extra_info("ssl_object")
+        if tls is not None and tls.selected_alpn_protocol() == "h2":
+            await streams.Connection(reader, writer, self._remember, self._authority.sni).serve()
+        else:
+            await serve_connection(reader, writer, self.handle, self._remember, self._authority.sni)
 
     def _remember(self, seen: SeenRequest) -> None:
         if len(self.seen) < _MOST_REMEMBERED:

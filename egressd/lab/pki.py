@@ -25,11 +25,13 @@ _DAY = datetime.timedelta(days=1)
 class Authority:
     """A root key and the server contexts it vouches for.
 
-    `kinds` says which names get a bad certificate; `sni` which name each live connection asked for.
+    `kinds` says which names get a bad certificate, `protocols` which agree to others than were listened with (ALPN);
+    `sni` which name each live connection asked for.
     """
 
     def __init__(self, addresses: tuple[str, ...] = ()) -> None:
         self.kinds: dict[str, str] = {}
+        self.protocols: dict[str, tuple[str, ...]] = {}
         self.sni: MutableMapping[ssl.SSLObject, str] = weakref.WeakKeyDictionary()
         self._addresses = addresses
         self._root_key = ec.generate_private_key(ec.SECP256R1())
@@ -56,7 +58,8 @@ class Authority:
 
         def by_name(tls: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
             # An exception here would end the handshake with an alert, and its traceback would be lost.
-            tls.context = self.context((name or "").lower(), alpn)
+            asked = (name or "").lower()
+            tls.context = self.context(asked, self.protocols.get(asked, alpn))
             if name is not None:
                 self.sni[tls] = name.lower()
 
