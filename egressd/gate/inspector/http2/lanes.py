@@ -360,7 +360,7 @@ class Lanes:
         self._end(
             lane, Reason.COMPLETED, "request trailers dropped" if whole and lane.trailers_dropped else detail
         )
-        self._drop(lane, Code.NO_ERROR)
+        self._drop(lane, None)
 
     def lane_starved(self, lane: Lane, starved: Starved) -> None:
         """A limit has no room for it, and will have none soon."""
@@ -447,10 +447,16 @@ class Lanes:
     def _end(self, lane: Lane, reason: Reason, detail: str | None = None) -> None:
         lane.exchange.end(reason, detail)
 
-    def _drop(self, lane: Lane, code: Code) -> None:
-        """Let go of a lane on both sides; a stream that is complete is not touched by it."""
+    def _drop(self, lane: Lane, code: Code | None) -> None:
+        """Let go of a lane on both sides; a stream that is complete is not touched by it.
+
+        Without a `code` the client has its whole answer, and may finish what it is sending: it is dropped.
+        """
         self._stop(lane)
-        self._client.reset(lane.stream, code)
+        if code is None:
+            self._client.let_finish(lane.stream)
+        else:
+            self._client.reset(lane.stream, code)
         if self._lanes.get(lane.stream) is lane:
             del self._lanes[lane.stream]
 

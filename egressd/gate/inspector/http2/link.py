@@ -33,6 +33,10 @@ TABLE_BYTES: Final = 4096
 MAX_CONTINUATIONS: Final = 32
 
 _SECRET: Final = frozenset({b"authorization", b"proxy-authorization", b"cookie", b"set-cookie", b"x-api-key"})
+_UNWANTED_BYTES: Final = 16 * 1024 * 1024
+"""Bytes that a peer may still send on a stream that it has the whole answer on. There are clients that show no answer whose
+stream was reset before they had sent all (curl 7.88), and some that wait for the end of theirs (Node)."""
+
 _ASSUMED_STREAMS: Final = 100
 """Streams that we open at a peer that has not said yet how many it takes."""
 
@@ -61,7 +65,7 @@ _FLOOD = Broken(Code.ENHANCE_YOUR_CALM, Reason.FLOOD, "frames that ask for work 
 class _Flow:
     """A stream that is open in some direction."""
 
-    __slots__ = ("heard_end", "left", "owed", "said_end", "send", "window")
+    __slots__ = ("heard_end", "left", "owed", "said_end", "send", "unwanted", "window")
 
     def __init__(self, send: int, window: int) -> None:
         self.send = send
@@ -71,6 +75,8 @@ class _Flow:
         self.owed = 0
         """Bytes that were taken and not yet given back."""
         self.heard_end = self.said_end = False
+        self.unwanted: int | None = None
+        """Bytes that are still dropped before the stream is reset; None where somebody wants them."""
 
 
 class Link:
@@ -199,6 +205,13 @@ class Link:
         if self._flows.pop(stream, None) is not None and not self.broken:
             self._out.append(frames.reset(stream, code))
 
+    def let_finish(self, stream: int) -> None:
+        """Drop what the peer still sends on a stream on which we have said all, instead of resetting it at once."""
+        flow = self._flows.get(stream)
+        if flow is not None:
+            assert flow.said_end
+            flow.unwanted = _UNWANTED_BYTES
+
     def take_no_more(self) -> None:
         """Refuse streams from now on; the peer is told so once it opens one, or by `go_away`.
 
@@ -305,8 +318,26 @@ class Link:
             self.give_back(size - len(data))
             self.taken(stream, size - len(data), keeps_up=False)
         self._heard(stream, flow, ended=ended)
+        if flow.unwanted is not None:
+            self._drop_data(stream, flow, len(data))
+            return None if data or ended else self._pay(1)
         events.append(Data(stream, data, len(data), ended))
         return None if data or ended else self._pay(1)
+
+    def _drop_data(self, stream: int, flow: _Flow, size: int) -> None:
+        self.give_back(size)
+        assert flow.unwanted is not None
+        flow.unwanted -= size
+        if flow.unwanted <= 0:
+            self.reset(stream, Code.NO_ERROR)
+        else:
+            self.taken(stream, size, keeps_up=False)
+
+    def _drop_unwanted(self) -> None:
+        """Make room for streams that somebody wants."""
+        for stream, flow in tuple(self._flows.items()):
+            if flow.unwanted is not None:
+                self.reset(stream, Code.NO_ERROR)
 
     def _heard(self, stream: int, flow: _Flow, *, ended: bool) -> None:
         flow.heard_end = flow.heard_end or ended
@@ -358,6 +389,8 @@ class Link:
         if not self._is_idle(stream):
             return self._pay(1)  # of a stream that is over here, but not yet there
         self._highest = stream
+        if len(self._flows) >= self._terms.streams:
+            self._drop_unwanted()
         if self.leaving or len(self._flows) >= self._terms.streams:
             if self.leaving:
                 self.go_away()

@@ -253,6 +253,56 @@ def test_one_stream_too_many_is_refused_and_nothing_else() -> None:
     )  # the tables are in step
 
 
+def answered(link: Link, stream: int) -> None:
+    link.send_head(stream, [(b":status", b"403")], end=True)
+    link.let_finish(stream)
+    link.take()
+
+
+def test_a_peer_that_has_its_answer_may_finish_what_it_sends_and_is_not_heard() -> None:
+    link = server()
+    assert [type(event) for event in link.receive(head(1), 0.0)] == [Head]
+    answered(link, 1)
+    sent = left = TERMS.window
+    while sent < 1_000_000:
+        assert left >= 16_384, "nobody gives the window back"
+        assert link.receive(frame(frames.DATA, 0, 1, bytes(16_384)), 0.0) == []
+        sent, left = sent + 16_384, left - 16_384
+        for kind, _, stream, payload in said(link):
+            assert kind == frames.WINDOW_UPDATE
+            left += int.from_bytes(payload) if stream == 1 else 0
+    assert link.streams == 1
+    assert link.receive(frame(frames.DATA, frames.END_STREAM, 1, b""), 0.0) == []
+    assert link.streams == 0
+    assert frames.RST_STREAM not in {kind for kind, *_ in said(link)}
+
+
+def test_a_peer_that_does_not_finish_is_reset_in_the_end() -> None:
+    link = server()
+    link.receive(head(1), 0.0)
+    answered(link, 1)
+    resets = []
+    for _ in range(1100):
+        link.receive(frame(frames.DATA, 0, 1, bytes(16_384)), 0.0)
+        resets += [payload for kind, _, _, payload in said(link) if kind == frames.RST_STREAM]
+    assert resets == [int(Code.NO_ERROR).to_bytes(4)]
+    assert not link.broken
+
+
+def test_streams_whose_rest_nobody_wants_take_no_room() -> None:
+    link = server()
+    encoder = Encoder()
+    link.receive(b"".join(head(stream, data=block(GET, encoder)) for stream in (1, 3, 5, 7)), 0.0)
+    for stream in (1, 5):
+        answered(link, stream)
+    (event,) = link.receive(head(9, data=block(GET, encoder)), 0.0)
+    assert isinstance(event, Head)
+    assert [(kind, stream) for kind, _, stream, _ in said(link)] == [
+        (frames.RST_STREAM, 1),
+        (frames.RST_STREAM, 5),
+    ]
+
+
 def test_a_link_that_leaves_says_so_to_who_opens_a_stream() -> None:
     link = server()
     link.receive(head(1), 0.0)
