@@ -27,7 +27,7 @@ from h2.events import (
     WindowUpdated,
 )
 from h2.exceptions import ProtocolError
-from h2.settings import SettingCodes
+from h2.settings import SettingCodes, Settings
 
 from egressd.lab.http1 import plain_address
 from egressd.lab.sightings import SeenRequest
@@ -128,7 +128,10 @@ class Connection:
 
     async def serve(self) -> None:
         """Answers streams until either side ends the connection."""
-        self._h2.local_settings.update({SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW})
+        # Not `update`: that counts as said only once it was acknowledged, and by then it was never said.
+        self._h2.local_settings = Settings(
+            client=False, initial_values={SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW}
+        )
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(_WINDOW)
         try:
@@ -236,6 +239,7 @@ class Connection:
         """Gives windows back."""
         if not stream.reset:
             self._h2.acknowledge_received_data(count, stream.number)
+            self._writer.write(self._h2.data_to_send())
 
     def leave(self, last: int) -> None:
         """Says that streams after `last` will not be looked at; what hyper-h2 cannot say without ending everything."""
