@@ -60,9 +60,9 @@ def make_namespaces() -> Namespaces:
     made = Namespaces(world, host, open_)
     script = topology.world_links(f"/proc/self/fd/{host}", f"/proc/self/fd/{open_}")
     command(["ip", "-batch", "-"], script, pass_fds=(host, open_))
-    for leaf, addresses in ((host, topology.HOST), (open_, topology.OPEN)):
+    for place, leaf, addresses in (("host", host, topology.HOST), ("open", open_, topology.OPEN)):
         os.setns(leaf, os.CLONE_NEWNET)
-        command(["ip", "-batch", "-"], topology.leaf_links(addresses))
+        command(["ip", "-batch", "-"], topology.leaf_links(place, addresses))
     _allow_ping()
     os.setns(world, os.CLONE_NEWNET)
     command(["iptables-restore"], topology.world_ruleset(4))

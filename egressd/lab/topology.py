@@ -114,15 +114,23 @@ ATTACKER_PORT = 6666
 WIRE_TO = {"host": "to-host", "open": "to-open"}
 """The world's end of each wire: what arrives there has left that namespace."""
 
+LINK_ADDRESSES = {
+    "host": ("02:00:00:00:01:01", "02:00:00:00:01:02"),
+    "open": ("02:00:00:00:02:01", "02:00:00:00:02:02"),
+}
+"""Of each wire: the world's end, the other end. They are told, not asked for: a neighbour solicitation needs a link-local source
+(linux net/ipv6/ndisc.c), which these wires do not have, so what was once learned would be lost after some seconds."""
+
 
 def world_links(host_netns: str, open_netns: str) -> str:
     """The `ip -batch` script for the world; the arguments are paths of the other two namespaces."""
     local = [*ORIGINS, REFUSED, DNS, DNS_V6, *ATTACKERS, *METADATAS]
     lines = ["link set lo up"]
     lines += [f"addr add {_whole(address)} dev lo" for address in local]
-    for wire, netns, (v4, v6) in ((WIRE_TO["host"], host_netns, HOST), (WIRE_TO["open"], open_netns, OPEN)):
+    for place, netns, (v4, v6) in (("host", host_netns, HOST), ("open", open_netns, OPEN)):
+        wire, (here, there) = WIRE_TO[place], LINK_ADDRESSES[place]
         lines += [
-            f"link add {wire} type veth peer name eth0 netns {netns}",
+            f"link add {wire} address {here} type veth peer name eth0 address {there} netns {netns}",
             f"link set {wire} addrgenmode none",
             # On the wire itself: IPv6 answers neighbours only for the receiving device's own addresses.
             f"addr add {GATEWAY[0]}/32 dev {wire}",
@@ -130,11 +138,12 @@ def world_links(host_netns: str, open_netns: str) -> str:
             f"link set {wire} up",
             f"route add {v4}/32 dev {wire}",
             f"route add {v6}/128 dev {wire}",
+            f"neigh add {v6} lladdr {there} dev {wire} nud permanent",
         ]
     return "\n".join(lines) + "\n"
 
 
-def leaf_links(addresses: tuple[str, str]) -> str:
+def leaf_links(place: str, addresses: tuple[str, str]) -> str:
     """The `ip -batch` script for host or open: its addresses, and everything else by the world."""
     v4, v6 = addresses
     return f"""\
@@ -146,6 +155,7 @@ link set eth0 up
 route add {GATEWAY[0]}/32 dev eth0
 route add default via {GATEWAY[0]} dev eth0 src {v4}
 route add {GATEWAY[1]}/128 dev eth0
+neigh add {GATEWAY[1]} lladdr {LINK_ADDRESSES[place][0]} dev eth0 nud permanent
 route add default via {GATEWAY[1]} dev eth0 src {v6}
 """
 

@@ -162,3 +162,10 @@ def test_a_world_that_was_killed_is_reported_and_closing_still_works() -> None:
         lab.requests()
     lab.close()
     assert not Path(lab.directory).exists()
+
+
+@pytest.mark.parametrize(("place", "known"), [("open", 1), ("host", 1), ("world", 2)])
+def test_neighbours_are_told_and_never_forgotten(lab: Lab, place: str, known: int) -> None:
+    """Learned ones were lost after some seconds, and IPv6 with them: the wires have no link-local address to ask from."""
+    shown = lab.run(place, ["ip", "-6", "neigh", "show", "nud", "permanent"])  # type: ignore[arg-type]  # a Place
+    assert len(shown.stdout.splitlines()) == known, shown.stdout + shown.stderr
