@@ -1,13 +1,15 @@
 """What attacks are made of: runs in the sandbox and outside of it, on any Python 3, standard library alone.
 
 As a program it is a driver: one JSON line in is `{"code", "seconds"}`, one JSON line out `{"said", "status"}`; the code is run by
-a Python process of its own with everything of this file in scope, and what it prints is what it said.
+a process of its own with everything of this file in scope, and what it prints is what it said.
 """
 
+import importlib
 import json
 import os
 import re
 import select
+import signal
 import socket
 import ssl
 import struct
@@ -15,6 +17,8 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
+import warnings
 from urllib.parse import unquote_to_bytes
 
 WAIT = 3.0
@@ -203,6 +207,11 @@ def run(*argv, seconds=8.0, text=None):
     return f"{ran.stdout}{ran.stderr}[{ran.returncode}]"
 
 
+def named_host(data):
+    """The Host of a request."""
+    return (re.search(rb"(?i)\nhost: *([^\r\n]*)", data) or [b"", b""])[1]
+
+
 def naive_proxy():
     """Serve on 127.0.0.1:3128 the proxy that many write first: it dials what is asked, as a browser's parser and the C
     library read it.
@@ -235,6 +244,7 @@ def naive_proxy():
                     if method.upper() == b"CONNECT"
                     else re.split(rb"[/?#\\]", target.split(b"://", 1)[-1], maxsplit=1)[0]
                 )
+                rest = rest or named_host(data)  # origin form: some go where Host says
                 rest = rest.rsplit(b"@", 1)[-1]
                 host, _, port = (
                     rest.rpartition(b":") if b":" in rest and not rest.endswith(b"]") else (rest, b"", b"80")
@@ -283,9 +293,64 @@ def witness(path):
         threading.Thread(target=accept, args=(listener,), daemon=True).start()
 
 
+def attempt(code, seconds):
+    """Run code in a child of this process (a new Python costs more than most attacks) and return what it said and its status."""
+    pipes = [os.pipe(), os.pipe()]
+    child = os.fork()
+    if child == 0:
+        perform(code, [write for _, write in pipes])
+    for _, write in pipes:
+        os.close(write)
+    said, reading, end = (
+        {read: b"" for read, _ in pipes},
+        [read for read, _ in pipes],
+        time.monotonic() + seconds,
+    )
+    while reading:
+        ready = select.select(reading, [], [], max(0, end - time.monotonic()))[0]
+        for read in ready:
+            part = os.read(read, 65536)
+            said[read] += part
+            if not part:
+                reading.remove(read)
+        if not ready:
+            os.kill(child, signal.SIGKILL)
+            said[pipes[1][0]] += b"<TOO LATE>"
+            break
+    for read, _ in pipes:
+        os.close(read)
+    return b"".join(said.values()), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def perform(code, outputs):
+    """Be the child: its output goes to the two pipes, nothing else of the parent is open; never returns."""
+    status = 1
+    try:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for number, output in enumerate(outputs, 1):
+            os.dup2(output, number)
+        os.closerange(3, 1024)
+        exec(compile(code, "<attack>", "exec"), {"__name__": "__main__"})
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
+        status = 0
+    except SystemExit as left:
+        status = left.code if isinstance(left.code, int) else int(left.code is not None)
+    except BaseException:  # noqa: BLE001 # whatever it raised, it is said
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
 def main():
     """Drive: run one piece of code after another."""
     here = os.path.dirname(os.path.abspath(__file__))
+    sys.path.insert(0, here)
+    importlib.import_module("inside")  # which the children then have
+    warnings.simplefilter("ignore")
     if "--proxy" in sys.argv:
         naive_proxy()
     if "--witness" in sys.argv:
@@ -293,17 +358,7 @@ def main():
     say("ready")
     for line in sys.stdin:
         asked = json.loads(line)
-        code = f"import sys; sys.path.insert(0, {here!r})\nfrom inside import *\n{asked['code']}"
-        try:
-            ran = subprocess.run(
-                [sys.executable, "-W", "ignore", "-c", code],
-                capture_output=True,
-                timeout=asked["seconds"],
-                stdin=subprocess.DEVNULL,
-            )
-            said, status = ran.stdout + ran.stderr, ran.returncode
-        except subprocess.TimeoutExpired as late:
-            said, status = (late.stdout or b"") + b"<TOO LATE>", -1
+        said, status = attempt(f"from inside import *\n{asked['code']}", asked["seconds"])
         say(json.dumps({"said": said.decode("latin-1")[-20000:], "status": status}))
 
 
