@@ -62,6 +62,7 @@ class Stream:
             digest.update(block)
             self.seen.body_sha256 = digest.hexdigest()
             self.connection.took(self, len(block))
+            await self.connection.flush()  # the client may be waiting for just this
             yield block
 
     async def messages(self) -> AsyncIterator[bytes]:

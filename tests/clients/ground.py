@@ -31,6 +31,9 @@ allow:
   - id: api
     hosts: [api.lab-origin.com]
     requests: ["GET,HEAD /**", "POST /echo", "POST /closeafter", "WEBSOCKET /ws"]
+  - id: both-versions
+    hosts: [h2.lab-origin.com]
+    requests: ["GET,HEAD /**", "POST /upload"]
   - id: pinned
     hosts: [pinned.lab-origin.com]
     treatment: tunnel

@@ -21,6 +21,7 @@ from tests.clients.ground import ROOT, Ground
 
 pytestmark = pytest.mark.e2e
 API = "https://api.lab-origin.com"
+HTTP2 = "https://h2.lab-origin.com"
 PYTHON = "/usr/bin/python3"
 TRUST = "/run/egressd-trust"
 ROWS = page.read((ROOT / "docs/clients.md").read_text(encoding="utf-8"))
@@ -138,6 +139,41 @@ context.verify_flags |= ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN
 print(urllib.request.urlopen("{API}/n", context=context, timeout=10).read())
 """
     assert python(ground, source) == "b'1'\n"
+
+
+def test_cmp_07_http_2_is_spoken_where_both_ends_speak_it_and_nowhere_else(ground: Ground) -> None:
+    show = "curl -sS -o /dev/null -w '%{http_version} %{http_code} %{size_download} %{size_upload}\\n'"
+    script = (
+        f"head -c 2000000 /dev/zero > up; {show} {HTTP2}/n; {show} --http1.1 {HTTP2}/n; {show} '{HTTP2}/big?bytes=3000000';"
+        f" {show} --data-binary @up {HTTP2}/upload; {show} {API}/n"
+    )
+    shown = [line.split() for line in inside(ground, script).stdout.splitlines()]
+    assert [line[0] for line in shown] == ["2", "1.1", "2", "2", "1.1"], shown
+    assert {line[1] for line in shown} == {"200"}
+    assert (shown[2][2], shown[3][3]) == ("3000000", "2000000")
+
+
+@needs("node")
+def test_cmp_07_streams_share_a_connection_and_one_refusal_spares_the_others(ground: Ground) -> None:
+    source = f"""
+const link = require("http2").connect("{HTTP2}"); let left = 6;
+for (const path of ["/n", "/n", "/big?bytes=100000", "/n", "/trailers", "/upload"]) {{
+  const stream = link.request({{":path": path, ":method": path == "/trailers" ? "POST" : "GET"}}); let status, size = 0;
+  stream.on("response", head => status = head[":status"]); stream.on("data", data => size += data.length); stream.end();
+  stream.on("close", () => {{ console.log(path, status, size > 99999); if (!--left) link.close(); }});
+}}
+"""
+    ran = ground.stand.run(["node", "-e", source])
+    assert sorted(ran.stdout.splitlines()) == [
+        "/big?bytes=100000 200 true",
+        "/n 200 false",
+        "/n 200 false",
+        "/n 200 false",
+        "/trailers 403 false",
+        "/upload 200 false",
+    ], ran
+    connections = [r for r in ground.stand.attempts() if r["layer"] == "connection"]
+    assert len(connections) == 1
 
 
 def test_cmp_09_git_clones_shallow_and_whole_and_fetches(ground: Ground) -> None:
@@ -336,6 +372,16 @@ def test_cmp_25_a_refusal_is_ours_alone_and_has_one_shape(ground: Ground) -> Non
         "HTTP/1.1 403 Forbidden",
         "0",
     ]
+
+
+@pytest.mark.parametrize("size", [1, 3_000_000])
+@pytest.mark.parametrize("version", ["http1.1", "http2"])
+def test_cmp_25_a_refusal_is_read_by_who_is_still_sending(ground: Ground, version: str, size: int) -> None:
+    """curl 7.88 shows no answer whose HTTP/2 stream was reset while it was sending."""
+    post = f"curl -sS -m 10 --{version} --data-binary @up {HTTP2}/elsewhere"
+    ran = inside(ground, f"head -c {size} /dev/zero > up; for n in 1 2 3 4; do {post}; done")
+    assert ran.stdout.count("(reason method_not_allowed)") == 4, ran
+    assert ground.lab.requests() == []
 
 
 @needs("ssh")

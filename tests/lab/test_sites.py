@@ -89,3 +89,12 @@ def test_a_certificate_can_be_had_for_a_server_of_ones_own(lab: Lab) -> None:
         ["openssl", "verify", "-CAfile", lab.ca_file, "-verify_hostname", "own.lab-origin.com", str(pem)]
     )
     assert checked.stdout == f"{pem}: OK\n", checked.stderr
+
+
+def test_an_upload_by_http_2_larger_than_a_window_ends(lab: Lab) -> None:
+    Path(lab.home, "upload").write_bytes(b"x" * 3_000_000)
+    for _ in range(3):
+        answer = json.loads(
+            curl(lab, "--data-binary", f"@{lab.home}/upload", "https://h2.lab-origin.com/upload")
+        )
+        assert (answer["n"], answer["http"]) == (3_000_000, 2)
