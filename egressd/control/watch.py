@@ -14,8 +14,11 @@ from pathlib import Path
 
 LOOK = 2.0
 """Seconds between two looks when nothing is told."""
-_SETTLE_MS = 200
-"""How long the files must be quiet, so that half a save is not read."""
+QUIET = 0.2
+"""Seconds for which the files must stay as they are before they are read: half a save may be a whole file that lacks its
+denials."""
+_PATIENCE = 25
+"""Looks at files that keep changing before they are read all the same: somebody who saves for ever must not hold a reload up."""
 
 type Marks = tuple[tuple[str, int, int, int, int], ...]
 
@@ -39,18 +42,47 @@ async def changes(directory: Path, known: Marks) -> AsyncGenerator[Marks]:
     import watchfiles  # 40 ms that no start should wait for
 
     while True:
+        watched = _identity(directory)
         try:
             async for _ in watchfiles.awatch(
-                directory, debounce=_SETTLE_MS, step=50, rust_timeout=int(LOOK * 1000), yield_on_timeout=True
+                directory, debounce=50, step=10, rust_timeout=int(LOOK * 1000), yield_on_timeout=True
             ):
-                now = marks(directory)
+                now = await _settled(directory, known)
                 if now != known:
                     known = now
                     yield now
-        except OSError:  # the directory is gone, or the host is out of watches: look by ourselves
-            pass
-        await asyncio.sleep(LOOK)
-        now = marks(directory)
+                if (
+                    _identity(directory) != watched
+                ):  # exchanged whole: what is watched is no longer what is read
+                    break
+        except OSError:  # the host is out of watches: look by ourselves
+            await asyncio.sleep(LOOK)
+        if watched is None:
+            await asyncio.sleep(LOOK)
+        now = await _settled(directory, known)
         if now != known:
             known = now
             yield now
+
+
+def _identity(directory: Path) -> tuple[int, int] | None:
+    """Return what a watch of the directory would hold on to; None while there is no such directory."""
+    try:
+        stat = os.stat(directory)
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino
+
+
+async def _settled(directory: Path, known: Marks) -> Marks:
+    """Return the marks once two looks agree; at once when nothing differs from what is known."""
+    now = marks(directory)
+    for _ in range(_PATIENCE):
+        if now == known:
+            break
+        before = now
+        await asyncio.sleep(QUIET)
+        now = marks(directory)
+        if now == before:
+            break
+    return now

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -92,3 +93,67 @@ def test_a_directory_that_goes_and_comes_back_is_still_watched(rules: Path, tmp_
 
 def test_quiet_files_tell_nothing(rules: Path) -> None:
     assert not seen(rules, marks(rules), lambda: None, seconds=0.6)
+
+
+def test_half_a_save_is_not_told(rules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of a file may be a whole one that allows more."""
+    monkeypatch.setattr(watch, "QUIET", 0.3)
+    file = rules / "profiles" / "a.yaml"
+
+    async def body() -> list[str]:
+        stream = changes(rules, marks(rules))
+        first = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0.1)
+        for part in ("allow:\n", "- hosts: [a.com]\n", "deny:\n", "- hosts: [b.a.com]\n"):
+            with file.open("a") as out:
+                out.write(part)
+            await asyncio.sleep(0.15)
+            assert not first.done()
+        await asyncio.wait_for(first, 5)
+        await stream.aclose()
+        return file.read_text().splitlines()
+
+    assert len(asyncio.run(body())) == 5
+
+
+def test_files_that_never_rest_are_told_at_last(rules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "QUIET", 0.02)
+
+    async def body() -> None:
+        stream = changes(rules, marks(rules))
+        first = asyncio.ensure_future(anext(stream))
+        for n in range(1000):
+            (rules / "profiles" / "a.yaml").write_text(str(n))
+            await asyncio.sleep(0.005)
+            if first.done():
+                break
+        await asyncio.wait_for(first, 5)
+        await stream.aclose()
+
+    asyncio.run(body())
+
+
+def test_after_the_directory_was_exchanged_notices_are_followed_again(
+    rules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exchange() -> None:
+        shutil.copytree(rules, tmp_path / "new")
+        (tmp_path / "new" / "profiles" / "a.yaml").write_text("new")
+        rules.rename(tmp_path / "old")
+        (tmp_path / "new").rename(rules)
+
+    async def body() -> None:
+        stream = changes(rules, marks(rules))
+        first = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0.1)
+        exchange()
+        await asyncio.wait_for(first, 5)
+        second = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0.5)
+        monkeypatch.setattr(watch, "LOOK", 60.0)
+        await asyncio.sleep(0.5)  # the look that was under way
+        (rules / "profiles" / "a.yaml").write_text("newer")
+        await asyncio.wait_for(second, 5)
+        await stream.aclose()
+
+    asyncio.run(body())
