@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 
 import pytest
 
 from egressd.lab import Lab
 from tests.bypass.arena import RULES, Arena, arena
-from tests.e2e.conftest import WAYS, build
+from tests.bypass.reload import in_force
+from tests.e2e.conftest import WAYS, build, until
 
 
 @pytest.fixture(scope="module", params=WAYS)
@@ -45,3 +47,19 @@ def once(request: pytest.FixtureRequest) -> Iterator[Arena]:
             module.prepare(lab)
         with arena(lab, rules=getattr(module, "RULES", RULES)) as made:
             yield made
+
+
+@pytest.fixture
+def live(once: Arena) -> Iterator[Arena]:
+    """Two sandboxes that live by the arena's rules; afterwards they do again, in files as they were."""
+    stand = once.stand
+    kept = stand.directory / "kept"
+    shutil.copytree(stand.rules, kept)
+    before = stand.records(event="policy")[-1:] or stand.records(event="sandbox")[-1:]
+    digest = before[0]["policy"]
+    yield once
+    if stand.rules.is_symlink():
+        stand.rules.unlink()
+    shutil.rmtree(stand.rules, ignore_errors=True)
+    kept.rename(stand.rules)
+    until(lambda: in_force(stand) == {digest}, 8, "the rules as they were")
