@@ -256,9 +256,25 @@ def explained(rules: Rules, text: str) -> dict[str, Any]:
 
 
 def needed_names(rules: Rules, moves: tuple[Move, ...]) -> set[str]:
-    """Return the names of the requests that the rules allow: nothing else may be asked of DNS."""
-    found = (explained(rules, text) for move in moves for text in move.requests)
-    return {fields["host"] for fields in found if fields["verdict"] == "allow" and fields["layer"] != "dns"}
+    """Return the names to which the moves make allowed connections: nothing else may be asked of DNS.
+
+    A connection may be allowed and a request on it not: what the server speaks decides what the client is offered, so
+    it is asked before the first request.
+    """
+    from egressd.policy.attempt import ConnectionAttempt, RequestAttempt
+    from egressd.policy.decide import decide
+    from egressd.policy.names import format_host
+    from egressd.rulefiles.requestline import Asked, parse_request_line
+
+    policy, now = rules.compiled(_PROFILE), time.time()
+    names = set()
+    for asked in (parse_request_line(text) for move in moves for text in move.requests):
+        attempt = asked.attempt if isinstance(asked, Asked) else None
+        if isinstance(attempt, RequestAttempt):
+            attempt = ConnectionAttempt(attempt.host, attempt.port, attempt.scheme)
+        if isinstance(attempt, ConnectionAttempt) and decide(policy, attempt, now).allowed:
+            names.add(format_host(attempt.host))
+    return names
 
 
 def _loaded(folder: Path) -> Rules:

@@ -319,7 +319,7 @@ FORBIDDEN: tuple[Move, ...] = (
         "tcp: port 22 of an allowed name",
         "tcp",
         ("github.com", "22"),
-        "SSH-2.0",
+        "SSH-2.0-lab",
         ("tcp://github.com:22",),
     ),
     Move(

@@ -38,9 +38,7 @@ def test_absolute_form_gives_the_authority_of_the_target() -> None:
             Reason.USERINFO_IN_AUTHORITY,
             id="NAME-06 userinfo",
         ),
-        pytest.param(
-            b"CONNECT evil.test\0.a.test:443 HTTP/1.1\r\n\r\n", Reason.BAD_HOST, id="NAME-07 NUL"
-        ),
+        pytest.param(b"CONNECT evil.test\0.a.test:443 HTTP/1.1\r\n\r\n", Reason.BAD_HOST, id="NAME-07 NUL"),
         pytest.param(b"CONNECT evil.test/x:443 HTTP/1.1\r\n\r\n", Reason.BAD_HOST, id="NAME-09 slash"),
         pytest.param(
             "CONNECT \u212aernel.test:443 HTTP/1.1\r\n\r\n".encode(),
