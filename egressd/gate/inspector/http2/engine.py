@@ -211,6 +211,11 @@ class Http2Engine:
         """Whether the client does not keep up."""
         return self._conduit.client.paused
 
+    def lane_gone(self) -> None:
+        """Say farewell behind the very last answer: a client that learned of it later might have asked again by then."""
+        if self._draining and not len(self._lanes):
+            self._client.go_away()
+
     def reach(self, exchange: Exchange) -> Unreachable | None:
         """Make the upstream ready for an admitted exchange: only here, and only for one, is anything said to it."""
         assert exchange.admitted

@@ -71,6 +71,9 @@ class Way(Protocol):
     def congested(self) -> bool:
         """Whether the client does not keep up."""
 
+    def lane_gone(self) -> None:
+        """There is one lane less."""
+
 
 class Lanes:
     """All lanes of a connection, by the client's stream."""
@@ -459,6 +462,7 @@ class Lanes:
             self._client.reset(lane.stream, code)
         if self._lanes.get(lane.stream) is lane:
             del self._lanes[lane.stream]
+            self._way.lane_gone()
 
     # from outside
 
