@@ -30,12 +30,13 @@ from egressd.journal.writer import Journal
 from egressd.policy.effective import EffectivePolicy
 from egressd.policy.reasons import Reason
 from egressd.rulefiles.load import Rules, load_rules
+from egressd.wiring import ruleset
 from egressd.wiring.launch import writable
 from egressd.wiring.namespace import Bind, Namespace, SandboxSpec, WiringError
 from egressd.wiring.ruleset import Counted
 
 _SYNTHETIC = ip_network("198.18.0.0/15")
-_EXPLAIN = ip_address("198.18.0.2")
+_EXPLAIN = ip_address(ruleset.EXPLAIN)
 _PASSED = ("PATH", "USER", "SHELL", "TERM", "LANG", "TZ")
 """What the command gets of the caller's environment, besides LC_* and what `--env` names."""
 TRUST_INSIDE = "/run/egressd-trust"

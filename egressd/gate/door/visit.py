@@ -1,8 +1,7 @@
 """One accepted connection from its first byte to its end: learn the destination, judge, then hand on or refuse.
 
 Every visit leaves exactly one `decision` record (layer connection), and an `end` record if it was allowed. It is denied
-until the
-policy says otherwise; an exception anywhere ends it as `internal_error`.
+until the policy says otherwise; an exception anywhere ends it as `internal_error`.
 """
 
 from __future__ import annotations
@@ -15,21 +14,22 @@ import ssl
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from ipaddress import IPv4Address, ip_network
+from ipaddress import IPv4Address
 from typing import Literal
 
 from egressd.gate import internal
 from egressd.gate.connection import Connection, Destination, Services
 from egressd.gate.dialer import DialFailed
+from egressd.gate.dns.gatekeeper import EXPLAIN
+from egressd.gate.dns.synthetic import RANGE
 from egressd.gate.door.arrival import Http, Tls, Unreadable, first_bytes, original_destination
 from egressd.gate.door.connect import Absolute, BadHead, NeedMore, Tunnel, parse_proxy_head
+from egressd.gate.door.judgement import Judgement
 from egressd.gate.door.splice import Splice, reset_on_close
 from egressd.gate.door.ssh import refuse_ssh, speaks_ssh
 from egressd.gate.inspector import inspect
 from egressd.gate.inspector.refusal import Refused, refuse_http
 from egressd.gate.inspector.upstream import Opened, OpenFailed, open_early
-from egressd.gate.limits import Account
 from egressd.gate.recorder import AuditUnavailable
 from egressd.gate.sandbox import Sandbox
 from egressd.gate.tls.hello import ClientHello
@@ -37,12 +37,9 @@ from egressd.gate.tls.leaves import HTTP1, HTTP2
 from egressd.gate.tls.stream import ClientRejectedCa, accept_plain, accept_tls
 from egressd.journal.record import clip
 from egressd.policy.attempt import Address, ConnectionAttempt, Decision, Name
-from egressd.policy.decide import decide, permit_address
 from egressd.policy.names import BadHost, format_host, hide_userinfo, parse_authority, parse_name
 from egressd.policy.reasons import Reason
 
-SYNTHETIC = ip_network("198.18.0.0/15")
-EXPLAIN = IPv4Address("198.18.0.2")
 _EXPLAIN_WAIT = 2.0
 """Seconds that a connection to a destination that is denied whatever it says may take to say something we can answer in."""
 _HOST_FIELD = re.compile(rb"\r?\n[Hh][Oo][Ss][Tt]:[ \t]*([^\r\n]*?)[ \t]*\r?\n")
@@ -58,7 +55,6 @@ ALERT_NO_APPLICATION_PROTOCOL = 120
 """RFC 8446 §6, RFC 6066 §3, RFC 7301 §3.2."""
 
 _H2 = HTTP2.encode("ascii")
-_HTTP = frozenset({_H2, HTTP1.encode("ascii"), b"http/1.0"})
 
 
 def alert(description: int) -> bytes:
@@ -81,7 +77,7 @@ class Visit:
         self.connection = Connection(
             sandbox, services, "connect" if explicit else "transparent", Destination(port=0)
         )
-        self._explained = False  # the destination is the address that denied names lead to
+        self._judgement = Judgement(self.connection)
         self._recorded = False
         self._allowed = False
         self._handed_on = False  # somebody else closes the socket
@@ -89,7 +85,6 @@ class Visit:
         self._cut: Reason | None = None
         self._task: asyncio.Task[None] | None = None
         self._ended = Reason.COMPLETED
-        self._account: Account | None = None
         self._splice: Splice | None = None
         self._upstream: Address | None = None
 
@@ -108,11 +103,11 @@ class Visit:
         if not self._allowed or before.treatment == "inspect" or connection.host is None:
             return
         scheme: Literal["https", "tcp"] = "https" if connection.tls else "tcp"
-        policy, port = connection.sandbox.policy, connection.destination.port
-        decision = decide(policy, ConnectionAttempt(connection.host, port, scheme), now)
+        port = connection.destination.port
+        decision = self._judgement.judge(ConnectionAttempt(connection.host, port, scheme), now)
         lives = decision.allowed and decision.treatment == before.treatment
         if lives and self._upstream is not None:
-            lives = permit_address(policy, decision, self._upstream, port=port, now=now) is None
+            lives = self._judgement.permits(decision)(self._upstream) is None
         if not lives:
             self.cut(Reason.POLICY_CHANGED)
 
@@ -200,11 +195,11 @@ class Visit:
             return
         address, port = destination
         self.connection.destination = target = Destination(port=port, address=address)
-        if isinstance(address, IPv4Address) and address in SYNTHETIC:
+        if isinstance(address, IPv4Address) and address in RANGE:
             names = self.connection.sandbox.names
             target.proved = names.name_of(address) if address != internal.ADDRESS else internal.NAME
-            self._explained = address == EXPLAIN
-            if target.proved is None and not self._explained:
+            self._judgement.explained = address == EXPLAIN
+            if target.proved is None and not self._judgement.explained:
                 self._deny(Reason.SYNTHETIC_UNMAPPED)
                 return
             if target.proved is not None:
@@ -266,20 +261,20 @@ class Visit:
         target = self.connection.destination
         host = target.proved or target.address
         timeout = settings.first_bytes_timeout
-        if self._explained:
+        if self._judgement.explained:
             # Who waits for a server to speak first must learn of it too.
             timeout = min(timeout, _EXPLAIN_WAIT)
         elif host is not None:
-            raw = self._judge(ConnectionAttempt(host, target.port, "tcp"))
+            raw = self._judgement.judge(ConnectionAttempt(host, target.port, "tcp"))
             if raw.allowed and raw.treatment == "relay":
                 self.connection.host = host
-                raw, limit = self._within_limits(raw, len(data))
+                raw, limit = self._judgement.within_limits(raw, len(data))
                 if raw.allowed:
                     await self._carry_opaque(raw, data)
                 else:
                     self._decided(raw, limit)
                 return
-            if not self._any_scheme(host, target.port):
+            if not self._judgement.any_scheme(host, target.port):
                 timeout = min(timeout, _EXPLAIN_WAIT)
         arrival = await first_bytes(self.sock, data, timeout)
         if isinstance(arrival, Tls):
@@ -291,18 +286,12 @@ class Visit:
             if speaks_ssh(arrival.data):
                 await self._say(refuse_ssh(self._sentence()))
 
-    def _judge(self, attempt: ConnectionAttempt) -> Decision:
-        return internal.judge(attempt) or decide(self.connection.sandbox.policy, attempt, time.time())
-
-    def _any_scheme(self, host: Name | Address, port: int) -> bool:
-        return any(self._judge(ConnectionAttempt(host, port, scheme)).allowed for scheme in ("https", "http"))
-
     def _unreadable(self, arrival: Unreadable, host: Name | Address | None) -> None:
         self.connection.host = host
         decision = Decision("deny", arrival.reason)
-        if host is not None and not self._explained:
-            rules = self._judge(ConnectionAttempt(host, self.connection.destination.port, "tcp"))
-            if not rules.allowed and not self._any_scheme(host, self.connection.destination.port):
+        if host is not None and not self._judgement.explained:
+            rules = self._judgement.judge(ConnectionAttempt(host, self.connection.destination.port, "tcp"))
+            if not rules.allowed and not self._judgement.any_scheme(host, self.connection.destination.port):
                 decision = rules  # it was denied whatever it would have said
         self._decided(decision, arrival.detail)
 
@@ -310,15 +299,17 @@ class Visit:
         target = self.connection.destination
         host: Name | Address | None = target.proved or target.address
         data = arrival.data
-        if self._explained:
+        if self._judgement.explained:
             data, host = await self._host_field(data)
         self.connection.host = host
         decision = Decision("deny", Reason.NOT_ALLOWED)
         if host is not None:
-            decision = self._refine(self._judge(ConnectionAttempt(host, target.port, "http")))
+            decision = self._judgement.refine(
+                self._judgement.judge(ConnectionAttempt(host, target.port, "http"))
+            )
         if decision.allowed and decision.treatment != "inspect":
             decision = Decision("deny", Reason.SCHEME_NOT_ALLOWED, decision.entry)
-        decision, limit = self._within_limits(decision)
+        decision, limit = self._judgement.within_limits(decision)
         self._decided(decision, limit)
         self._allowed = decision.allowed
         loop = asyncio.get_running_loop()
@@ -343,34 +334,6 @@ class Visit:
         authority = parse_authority(field.group(1), 80) if field else None
         return data, None if authority is None or isinstance(authority, BadHost) else authority.host
 
-    def _refine(self, decision: Decision) -> Decision:
-        """A name at the explaining address was denied when it was looked up.
-
-        If it is allowed by now, it must be looked up again.
-        """
-        if self._explained and decision.allowed:
-            return Decision("deny", Reason.SYNTHETIC_UNMAPPED)
-        return decision
-
-    def _within_limits(self, decision: Decision, size: int = 0) -> tuple[Decision, str | None]:
-        """Count an allowed connection against the limits of its rule and its profile; over one it is denied, and which.
-
-        One that is not read counts as one request, whose `size` bytes go up first; of one that is, each request will count.
-        """
-        connection, sandbox = self.connection, self.connection.sandbox
-        if not decision.allowed or decision.reason is Reason.INTERNAL_PAGE or connection.host is None:
-            return decision, None
-        now = time.monotonic()
-        self._account = account = sandbox.budget.account(now, sandbox.policy.effective, decision.entry)
-        if decision.treatment == "inspect":
-            over = account.connect(connection.attempt_id)
-        else:
-            over = account.request(now, connection.attempt_id, connection.host, size)
-        if over is None:
-            return decision, None
-        connection.retry_after = over.retry_after
-        return Decision("deny", over.reason, decision.entry, decision.treatment), over.limit
-
     # TLS
 
     async def _tls(self, arrival: Tls) -> None:
@@ -381,7 +344,9 @@ class Visit:
         if hello.sni is not None:
             connection.sni = clip(hello.sni)
             claimed = parse_name(hello.sni)
-        decision, limit = self._within_limits(self._judge_protocols(claimed, hello), len(arrival.data))
+        decision, limit = self._judgement.within_limits(
+            self._judgement.judge_hello(claimed, hello), len(arrival.data)
+        )
         if not decision.allowed:
             self._decided(decision, limit or detail)
             await self._refuse_tls(decision, claimed, arrival)
@@ -413,7 +378,7 @@ class Visit:
             self._decided(denied, detail)
             await self._refuse_tls(denied, claimed, arrival)
             return
-        opened = await open_early(self.connection, self._permits(decision))
+        opened = await open_early(self.connection, self._judgement.permits(decision))
         alpn = _answered_in(arrival.hello)
         if isinstance(opened, Opened):
             if opened.stream.alpn == _H2:
@@ -426,55 +391,6 @@ class Visit:
         finally:
             if isinstance(opened, Opened):
                 opened.stream.close()  # which does nothing where it was used
-
-    def _judge_protocols(self, claimed: Name | BadHost | None, hello: ClientHello) -> Decision:
-        """Judge the hello; what will be inspected must offer some HTTP, if it offers anything."""
-        decision = self._judge_hello(claimed)
-        if (
-            decision.allowed
-            and decision.treatment == "inspect"
-            and hello.alpn
-            and _HTTP.isdisjoint(hello.alpn)
-        ):
-            return Decision("deny", Reason.UNKNOWN_PROTOCOL, decision.entry)
-        return decision
-
-    def _judge_hello(self, claimed: Name | BadHost | None) -> Decision:
-        """Judge the hello against the destination (law 3) and set the connection's host."""
-        connection = self.connection
-        target = connection.destination
-        if isinstance(claimed, BadHost):
-            connection.host = target.proved or target.address if not self._explained else None
-            return Decision("deny", claimed.reason)
-        if target.proved is not None:
-            connection.host = target.proved
-            if claimed is not None and claimed != target.proved:
-                return Decision("deny", Reason.SNI_MISMATCH)
-        elif self._explained:
-            if claimed is None:
-                return Decision("deny", Reason.NO_SNI)
-            connection.host = claimed
-        else:
-            return self._judge_literal(claimed)
-        return self._refine(self._judge(ConnectionAttempt(connection.host, target.port, "https")))
-
-    def _judge_literal(self, claimed: Name | None) -> Decision:
-        """A bare address: an entry for the address, or one for the claimed name whose `addresses` cover it."""
-        connection = self.connection
-        address, port = connection.destination.address, connection.destination.port
-        assert address is not None
-        connection.host = address
-        decision = self._judge(ConnectionAttempt(address, port, "https"))
-        if decision.allowed or claimed is None or decision.reason is not Reason.IP_LITERAL:
-            if decision.allowed and decision.treatment == "inspect" and claimed is not None:
-                return Decision("deny", Reason.SNI_MISMATCH, decision.entry)
-            return decision
-        named = self._judge(ConnectionAttempt(claimed, port, "https"))
-        covered = named.allowed and named.entry is not None and named.entry.addresses
-        if covered and self._permits(named)(address) is None:
-            connection.host = claimed
-            return named
-        return decision
 
     async def _refuse_tls(self, decision: Decision, claimed: Name | BadHost | None, arrival: Tls) -> None:
         """Finish TLS and explain where a certificate for the claimed name can be made; else an alert."""
@@ -514,31 +430,26 @@ class Visit:
 
     # opaque bytes
 
-    def _permits(self, decision: Decision) -> Callable[[Address], Reason | None]:
-        """Return what says of each resolved address why it may not be dialled for this decision, if it may not."""
-        policy, port = self.connection.sandbox.policy, self.connection.destination.port
-        return lambda address: permit_address(policy, decision, address, port=port, now=time.time())
-
     async def _carry_opaque(self, decision: Decision, data: bytes, detail: str | None = None) -> None:
         connection = self.connection
         host = connection.host
         assert host is not None
         await self._commit(decision, detail)
         port = connection.destination.port
-        dialed = await connection.services.dialer.dial(host, port, self._permits(decision))
+        dialed = await connection.services.dialer.dial(host, port, self._judgement.permits(decision))
         if isinstance(dialed, DialFailed):
             self._ended = dialed.reason
             if connection.tls:
                 await self._say(alert(ALERT_INTERNAL_ERROR))
             return
         self._upstream = dialed.address
-        assert self._account is not None
+        assert self._judgement.account is not None
         self._splice = Splice(
             self.sock,
             dialed.sock,
             connection.services.settings.idle_timeout,
-            upload=self._account.upload,
-            download=self._account.download,
+            upload=self._judgement.account.upload,
+            download=self._judgement.account.download,
         )
         self._handed_on = True
         self._ended = await self._splice.run(data)
@@ -547,9 +458,9 @@ class Visit:
         """Return what an HTTP client would read about this refusal."""
         connection = self.connection
         # Only denied names lead to the address that explains; which one it was, nobody said.
-        reason = Reason.NOT_ALLOWED if self._explained else connection.decision.reason
+        reason = Reason.NOT_ALLOWED if self._judgement.explained else connection.decision.reason
         port = connection.destination.port
-        host = None if self._explained else connection.host
+        host = None if self._judgement.explained else connection.host
         refused = Refused(connection.attempt_id, connection.sandbox.id, host, port)
         return refuse_http(reason, refused).phrase
 

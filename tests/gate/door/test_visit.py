@@ -16,6 +16,7 @@ import pytest
 from egressd.gate.connection import Services
 from egressd.gate.dialer import Dialed, DialFailed
 from egressd.gate.dns.synthetic import SyntheticNames
+from egressd.gate.door import judgement
 from egressd.gate.door import visit as visiting
 from egressd.gate.door.visit import Visit
 from egressd.gate.limits import Budget
@@ -196,7 +197,7 @@ def test_a_policy_that_fails_denies(
     def broken(*_: object) -> None:
         raise fault
 
-    monkeypatch.setattr(visiting, "decide", broken)
+    monkeypatch.setattr(judgement, "decide", broken)
     scene.play(monkeypatch, hello("pinned.example.com"))
     assert scene.decisions() == [("deny", "internal_error")]
     assert scene.dialer.dials == 0
