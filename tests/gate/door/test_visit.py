@@ -83,10 +83,10 @@ class FakeDialer:
 class Leaves:
     """No certificate can be had."""
 
-    def context_for(self, host: str) -> ssl.SSLContext:
+    def context_for(self, host: str, alpn: str) -> ssl.SSLContext:
         raise OSError("no leaf")
 
-    def explain_context_for(self, sandbox: str, host: str, now: float) -> ssl.SSLContext | None:
+    def explain_context_for(self, sandbox: str, host: str, now: float, alpn: str) -> ssl.SSLContext | None:
         raise OSError("no leaf")
 
 
