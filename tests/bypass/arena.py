@@ -78,6 +78,7 @@ class Row:
     may be asked for; everything else stays untouched. `shows` are fields that one of the records has, all of them; a pattern
     is searched in the field's text. `title` tells rows of one id apart. `zone` is what DNS says for names from then on (see
     `Lab.set_name`). `decisions` is how many attempts it comes to, each with a record. `also` asserts what is particular to it.
+    `wired` False says that the wiring has no part in it, so that it need not be tried as root and rootless.
     """
 
     id: str
@@ -96,6 +97,7 @@ class Row:
     zone: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     decisions: int | None = None
     also: Callable[[Outcome], None] | None = None
+    wired: bool = True
 
     def __str__(self) -> str:
         return f"{self.id} {self.title}".strip()

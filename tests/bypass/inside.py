@@ -119,7 +119,7 @@ def dns(name, kind=1, server=None, over="udp", seconds=WAIT, **more):
 
 def read_dns(answer):
     """The response code and A records of a reply, loosely."""
-    if len(answer) < 12 or answer[:5] in (b"OSErr", b"Timeo"):
+    if len(answer) < 12 or b"Error: " in answer[:60]:
         return shown(answer)
     names = ("NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED")
     code = answer[3] & 15

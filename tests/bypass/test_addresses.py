@@ -1,6 +1,6 @@
 """IP rows: how addresses are spelled, and the ranges that are not the Internet.
 
-What the sandbox connects to itself and what a name resolves to depend on the wiring, so these run as root and rootless.
+Where the sandbox itself connects to the address, or resolves a name first, the wiring has a part in it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def named(prefix: str, *addresses: str) -> dict[str, dict[str, object]]:
 
 
 FLOOR = (("connection", "deny", "floor_metadata"), ("request", "deny", "floor_metadata"))
-ROWS = [
+_ROWS = [
     Row(
         "IP-01",
         tries("absolute(it)", "http://2852039166/", "http://2852039166./")
@@ -461,6 +461,9 @@ ROWS = [
         asks=("floor.wild-lab.com", "outside.wild-lab.com"),
     ),
 ]
+
+
+ROWS = [dataclasses.replace(row, wired="tcp(it" in row.code) for row in _ROWS]
 
 
 @pytest.fixture(scope="module")
