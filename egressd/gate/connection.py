@@ -68,6 +68,7 @@ class Connection:
     root_id: str = ""
     tls: bool = False
     sni: str | None = None
+    alpn: str | None = None
     host: Name | Address | None = None
     decision: Decision = DENIED
     retry_after: int | None = None
@@ -97,4 +98,5 @@ class Connection:
             port=destination.port or None,
             scheme="https" if self.tls else "http",
             sni=self.sni,
+            alpn=self.alpn,
         )

@@ -426,6 +426,7 @@ class Visit:
         except (OSError, TimeoutError):
             self._ended = Reason.BAD_TLS
             return
+        self.connection.alpn = stream.alpn.decode("ascii") if stream.alpn is not None else None
         await inspect(self.connection, stream, opened=opened)
 
     # opaque bytes

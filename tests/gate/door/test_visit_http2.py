@@ -172,6 +172,7 @@ def test_the_client_is_offered_what_the_server_speaks(
             assert lab.dialer.dials == [(NAME, 443)], "the upstream of the handshake serves the first request"
             assert origin.agreed == [chosen if chosen == "h2" else None if speaks == "h2" else "http/1.1"]
             assert lab.records.decisions() == [("allow", "rule"), ("allow", "rule")]
+            assert [record.alpn for record in lab.records.of("decision")] == [None, chosen]
             await wait_until(lambda: len(lab.records.ends()) == 2)
 
     run(test())
