@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from egressd.policy.effective import EffectiveEntry
-from egressd.policy.model import Id, Said, SchemaVersion, Text, Texts
+from egressd.policy.model import Id, Said, SchemaVersion, Text, Texts, UnfitError
 from egressd.policy.requests import RequestPattern, parse_request_pattern
 from egressd.rulefiles.document import Document
 from egressd.rulefiles.hosts import read_pattern
@@ -23,6 +23,20 @@ from egressd.rulefiles.shape import did_you_mean
 from egressd.rulefiles.yaml import parse_model
 
 type Free = str | int | bool | list[Free] | dict[str, Free]
+
+
+def _printable(values: dict[str, Free]) -> dict[str, Free]:
+    """No text here is more than a line: a control character would end the header or the path that it becomes a part of."""
+    waiting: list[Free] = [values]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [*value.keys(), *value.values()]
+        elif isinstance(value, list):
+            waiting += value
+        elif isinstance(value, str) and not value.isprintable():
+            raise UnfitError("bad_value", "a text holds a control character, or one that nobody sees")
+    return values
 
 
 class Binding(Said):
@@ -36,8 +50,8 @@ class Credential(Said):
     """A reference to a secret and where it may go; what `source` and `attach` hold is the broker's to judge."""
 
     for_: Annotated[list[Binding], Field(min_length=1, alias="for")]
-    source: Annotated[dict[Text, Free], Field(min_length=1, max_length=1)]
-    attach: Annotated[dict[Text, Free], Field(min_length=1)]
+    source: Annotated[dict[Text, Free], Field(min_length=1, max_length=1), AfterValidator(_printable)]
+    attach: Annotated[dict[Text, Free], Field(min_length=1), AfterValidator(_printable)]
     client_credentials: Literal["strip", "deny"] = "strip"
 
 
@@ -59,7 +73,7 @@ class Used:
 
 def read_credentials(content: bytes, path: str, findings: Findings) -> CredentialsFile | None:
     """Return the credentials file, or None after adding its problems."""
-    loaded = parse_model(content, path, CredentialsFile, findings)
+    loaded = parse_model(content, path, CredentialsFile, findings, quotes=False)
     if loaded is None:
         return None
     model, document = loaded

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAliasType, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -56,14 +56,23 @@ _EXPECTED = {
 }
 
 
-def fit[M: BaseModel](document: Document, model: type[M], findings: Findings) -> M | None:
-    """Return the document as `model`, or None after adding a problem for all that does not fit. Total."""
+def fit[M: BaseModel](
+    document: Document, model: type[M], findings: Findings, *, quotes: bool = True
+) -> M | None:
+    """Return the document as `model`, or None after adding a problem for all that does not fit. Total.
+
+    `quotes` says whether a problem may show the value: not where a secret may have been written by mistake.
+    """
     try:
         return model.model_validate(document.data)
     except ValidationError as error:
         for detail in error.errors(include_url=False):
-            _report(detail, document, model, findings)
+            _report(detail, document, model, findings, quoted if quotes else _unsaid)
         return None
+
+
+def _unsaid(_: object) -> str:
+    return "this"
 
 
 def close_to(word: str, known: list[str]) -> str | None:
@@ -81,19 +90,27 @@ def did_you_mean(word: str, known: list[str]) -> str:
 
 
 def _report(
-    detail: Mapping[str, Any], document: Document, model: type[BaseModel], findings: Findings
+    detail: Mapping[str, Any],
+    document: Document,
+    model: type[BaseModel],
+    findings: Findings,
+    show: Callable[[object], str],
 ) -> None:
     steps = tuple(detail["loc"])
     kind = detail["type"]
     place = document.place(*steps)
     if kind == "extra_forbidden":
         place = document.key_place(*steps)
-    code, message, hint = _explained(detail, kind, steps, model)
+    code, message, hint = _explained(detail, kind, steps, model, show)
     findings.add(document.path, place, code, message, hint)
 
 
 def _explained(
-    detail: Mapping[str, Any], kind: str, steps: tuple[Step, ...], model: type[BaseModel]
+    detail: Mapping[str, Any],
+    kind: str,
+    steps: tuple[Step, ...],
+    model: type[BaseModel],
+    show: Callable[[object], str],
 ) -> tuple[Code, str, str]:
     context: dict[str, Any] = detail.get("ctx", {})
     given = detail["input"]
@@ -110,7 +127,7 @@ def _explained(
         )
     own = context.get("error")
     if isinstance(own, UnfitError):
-        shown = "" if isinstance(given, dict | list) else f"{quoted(given)}: "
+        shown = "" if isinstance(given, dict | list) else f"{show(given)}: "
         return Code(own.code), f"{shown}{own}", ""
     if kind in ("too_short", "string_too_short"):
         thing = "text" if kind == "string_too_short" else "list" if isinstance(given, list) else "mapping"
@@ -124,33 +141,33 @@ def _explained(
         words = [word.strip("'") for word in expected.replace(" or ", ", ").split(", ")]
         return (
             Code.BAD_VALUE,
-            f"{quoted(given)}{did_you_mean(str(given), words)}",
+            f"{show(given)}{did_you_mean(str(given), words)}",
             f"one of: {', '.join(words)}",
         )
     if kind in _EXPECTED:
         return (
             Code.WRONG_TYPE,
-            f"expected {_EXPECTED[kind]}, found {_described(given)}",
-            _type_hint(kind, given),
+            f"expected {_EXPECTED[kind]}, found {_described(given, show)}",
+            _type_hint(kind, given, show),
         )
-    return Code.BAD_VALUE, f"{quoted(given)}: {detail['msg']}", ""
+    return Code.BAD_VALUE, f"{show(given)}: {detail['msg']}", ""
 
 
-def _described(value: object) -> str:
+def _described(value: object, show: Callable[[object], str]) -> str:
     if isinstance(value, bool):
         return f"the truth value {str(value).lower()}"
     if isinstance(value, int | float):
-        return f"the number {value}"
+        return f"the number {value}" if show is quoted else "a number"
     if isinstance(value, str):
-        return f"the text {quoted(value)}"
+        return f"the text {quoted(value)}" if show is quoted else "a text"
     return "a list" if isinstance(value, list) else "a mapping"
 
 
-def _type_hint(kind: str, value: object) -> str:
+def _type_hint(kind: str, value: object, show: Callable[[object], str]) -> str:
     if kind == "string_type" and isinstance(value, int | float):
         return "put it in quotes if the text is meant"
     if kind == "list_type" and isinstance(value, str):
-        return f"write a list: [{quoted(value)}]"
+        return f"write a list: [{show(value)}]"
     if kind == "int_type" and isinstance(value, str) and value.isdecimal():
         return "remove the quotes"
     return ""

@@ -56,13 +56,16 @@ def load_model[M: BaseModel](path: Path, model: type[M]) -> M | Problems:
 
 
 def parse_model[M: BaseModel](
-    content: bytes, path: str, model: type[M], findings: Findings
+    content: bytes, path: str, model: type[M], findings: Findings, *, quotes: bool = True
 ) -> tuple[M, Document] | None:
-    """Return `content` as `model` with its places, or None after adding its problems to `findings`. Total."""
+    """Return `content` as `model` with its places, or None after adding its problems to `findings`. Total.
+
+    `quotes` as in `fit`.
+    """
     document = load_document(content, path, findings)
     if document is None:
         return None
-    value = fit(document, model, findings)
+    value = fit(document, model, findings, quotes=quotes)
     return (value, document) if value is not None else None
 
 
