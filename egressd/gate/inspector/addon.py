@@ -145,8 +145,8 @@ class PolicyAddon:
                 return self._mismatch(hosts, authority), bound.detail
             return Decision("deny", bound.reason), bound.detail
         exchange.bound = bound
-        if bound.authority in hosts:
-            exchange.host_raw = None
+        if all(raw == bound.authority for raw in (*hosts, authority) if raw):
+            exchange.host_raw = None  # nothing was spelled otherwise
         own = (bound.host, bound.port) == (connection.host, connection.destination.port)
         if own and not connection.decision.allowed:
             return connection.decision, None

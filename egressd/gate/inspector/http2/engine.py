@@ -74,6 +74,7 @@ class Http2Engine:
         )
         self._phase = _Phase.OPEN
         self._draining = False
+        self._begun = False  # there has been a lane
         self._quiet: float | None = self._loop.time()  # since when there has been no lane
         self._head: float | None = None  # since when the client is in the middle of a header section
         self._moved = self._loop.time()
@@ -213,8 +214,12 @@ class Http2Engine:
 
     def lane_gone(self) -> None:
         """Say farewell behind the very last answer: a client that learned of it later might have asked again by then."""
-        if self._draining and not len(self._lanes):
+        if self._is_over():
             self._client.go_away()
+
+    def _is_over(self) -> bool:
+        """Whether all was said: nothing is open, and nothing more would be answered, or only by what may no longer be so."""
+        return not len(self._lanes) and (self._draining or not self.connection.decision.allowed)
 
     def reach(self, exchange: Exchange) -> Unreachable | None:
         """Make the upstream ready for an admitted exchange: only here, and only for one, is anything said to it."""
@@ -270,6 +275,7 @@ class Http2Engine:
         """After whatever happened: send what can be sent, and see whether the connection goes on."""
         if not self._is_open():
             return
+        self._begun = self._begun or self._draining or len(self._lanes) > 0
         self._lanes.traffic.pump()
         now = self._loop.time()
         self._quiet = (self._quiet or now) if not len(self._lanes) else None
@@ -280,7 +286,7 @@ class Http2Engine:
         elif self._conduit.upstream is not None and self._conduit.upstream.stream.waiting > UNREAD_REPLIES:
             self._lose_upstream(Reason.UPSTREAM_PROTOCOL, "asks and does not read")
             self._settle()
-        elif self._draining and not len(self._lanes):
+        elif self._is_over() and self._begun:
             self._leave()
 
     # deadlines, and the end

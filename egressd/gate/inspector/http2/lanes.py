@@ -338,8 +338,8 @@ class Lanes:
 
     def upstream_takes_up_to(self, last: int) -> None:
         """The upstream has not looked at streams after `last`, and will not: the client may ask for them elsewhere."""
-        for stream, lane in tuple(self.traffic.by_upstream.items()):
-            if stream > last and not lane.answered:
+        for lane in tuple(self._lanes.values()):
+            if lane.ready and not lane.answered and (lane.upstream is None or lane.upstream > last):
                 with self._guarded(lane):
                     self.fail(lane, Reason.UPSTREAM_CLOSED, "the host goes away", Code.REFUSED_STREAM)
 

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from h2.errors import ErrorCodes
+from h2.settings import SettingCodes
 
 from egressd.gate.inspector.upstream import OpenFailed
 from egressd.policy.attempt import Decision
@@ -56,6 +57,7 @@ def test_a_request_goes_up_as_it_was_judged_and_its_answer_comes_down() -> None:
                 "/a",
                 "key=<6>",
             )
+            assert decision.host_raw is None
             assert (end.reason, end.status, end.upstream, end.bytes_down) == (
                 "completed",
                 200,
@@ -501,6 +503,23 @@ def test_an_upstream_that_drains_ends_the_connection_after_what_it_still_answers
     run(test())
 
 
+def test_requests_that_wait_for_an_upstream_that_drains_are_asked_elsewhere() -> None:
+    async def test() -> None:
+        async with Scene() as scene:
+            first = await scene.ask()
+            scene.origin.h2.update_settings({SettingCodes.MAX_CONCURRENT_STREAMS: 1})
+            await scene.settle()
+            waiting = await scene.ask()
+            scene.origin_stream.arrive(goaway(last=1))
+            await scene.settle()
+            assert waiting.reset == ErrorCodes.REFUSED_STREAM
+            await scene.answer(1, 200, b"last")
+            assert first.body == b"last"
+            assert len(scene.origin.heard) == 1
+
+    run(test())
+
+
 def goaway(last: int, code: int = 0) -> bytes:
     return b"\0\0\x08\x07\0\0\0\0\0" + last.to_bytes(4) + code.to_bytes(4)
 
@@ -558,15 +577,21 @@ def test_an_upstream_that_could_not_be_reached_is_told_to_every_stream() -> None
     run(test())
 
 
-def test_a_denied_connection_is_explained_on_every_stream() -> None:
+def test_a_denied_connection_is_explained_on_every_stream_and_ends_then() -> None:
+    """Its decision is of the time when it was made: who asks again later shall be judged again."""
+
     async def test() -> None:
         denied = Decision("deny", Reason.NOT_ALLOWED)
         async with Scene(decision=denied, opened=None) as scene:
             for _ in range(3):
-                answer = await scene.ask("GET", "/", [(b"accept", b"application/json")])
+                scene.client.asks("GET", "/", [(b"accept", b"application/json")])
+            await scene.settle()
+            for answer in scene.client.heard.values():
                 assert (answer.status, answer.fields[b"content-type"]) == (403, b"application/json")
             assert scene.records.decisions() == [("deny", "not_allowed")] * 3
             assert scene.origin_stream.written == b""
+            assert scene.client.told_to_go()
+            assert scene.client_stream.state == "lingering"
 
     run(test())
 
