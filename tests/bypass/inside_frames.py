@@ -25,12 +25,12 @@ def fields(*pairs):
     )
 
 
-def asking(path="/n", host="api.lab-origin.com", method="GET"):
+def asking(path="/n", host="h2.lab-origin.com", method="GET"):
     """The block of a request's head."""
     return fields((":method", method), (":scheme", "https"), (":authority", host), (":path", path))
 
 
-def http2(frames, host="api.lab-origin.com", seconds=WAIT, rest=0.0):
+def http2(frames, host="h2.lab-origin.com", seconds=WAIT, rest=0.0):
     """Send a preface and frames (an iterable of bytes) over HTTP/2; return what came as a list of (kind, flags, stream, payload),
     ended by `("end", reason)`."""
     context = ssl._create_unverified_context()

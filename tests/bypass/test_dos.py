@@ -21,6 +21,7 @@ pytestmark = pytest.mark.e2e
 
 RULES = ground.RULES.replace('"POST /echo"]', '"POST /echo", "WEBSOCKET /ws"]').replace(
     "  - id: wild\n",
+    "  - id: two\n    hosts: [h2.lab-origin.com]\n    requests: ['GET /**', 'POST /upload']\n"
     "  - id: lag\n    hosts: ['*.lag-lab.com']\n"
     "  - id: raw\n    hosts: [deb.debian.org]\n    treatment: relay\n    ports: [22]\n"
     "  - id: drip\n    hosts: [drip.lab-origin.com]\n    limits: {download: 20kB/day}\n"
@@ -187,7 +188,7 @@ FLOODS = [
         _FRAMES.format(frames),
         sees=_CALM,
         records=records,
-        reaches=("api.lab-origin.com",),
+        reaches=("h2.lab-origin.com",),
         moot="the work at stake is egressd's",
         title=title,
     )
