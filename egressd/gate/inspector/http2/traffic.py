@@ -226,9 +226,9 @@ class Traffic:
         self._account(way, lane, count + (section.size if section is not None else 0))
         if section is not None and not way.up:
             lane.begun = True
-        if count and way.source is not None:
+        if count:
             origin = lane.stream if way.up else lane.upstream
-            if origin is not None:
+            if origin is not None and way.source is not None:
                 way.source.taken(origin, count, keeps_up=course.waiting == 0)
             self._let_go(way, count)
         lane.moved = now
