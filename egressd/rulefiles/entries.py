@@ -14,7 +14,7 @@ from typing import Literal
 from egressd.policy.effective import Effect, EffectiveEntry, EntryLimits, Scheme, Treatment
 from egressd.policy.model import AllowEntry, AskEntry, DenyEntry, Limits, PermittingEntry, slug
 from egressd.rulefiles.document import Document, Step
-from egressd.rulefiles.hosts import is_shared, read_pattern
+from egressd.rulefiles.hosts import read_pattern, shared_suffix
 from egressd.rulefiles.networks import is_public, read_network
 from egressd.rulefiles.problems import Code, Findings, quoted
 from egressd.rulefiles.services import Service, check_request, expand
@@ -284,8 +284,8 @@ class Reader:
 
     def _warn_shared(self, hosts: Iterable[str], steps: tuple[Step, ...]) -> None:
         for host in hosts:
-            if is_shared(host):
-                message = f"{quoted(host)} covers names that anybody can get at {host[2:]}"
+            if (suffix := shared_suffix(host)) is not None:
+                message = f"{quoted(host)} covers names that anybody can get at {suffix}"
                 self.note(steps, Code.SHARED_SUFFIX, message, "name the hosts that are needed")
 
     def _addresses(self, addresses: list[str] | None, where: tuple[Step, ...]) -> tuple[str, ...]:

@@ -5,13 +5,42 @@ from __future__ import annotations
 import functools
 import ipaddress
 import re
+from pathlib import Path
 
 import idna
-from publicsuffixlist import PublicSuffixList
+from publicsuffixlist import PSLFILE, PublicSuffixList
 
 from egressd.policy.addresses import is_floor_name
 from egressd.policy.names import BadHost, HostPattern, format_name, parse_host, parse_pattern, propose_normal
 from egressd.rulefiles.problems import Code, Findings, Place, quoted
+
+_ALSO_SHARED = (
+    *(
+        "s3.amazonaws.com",
+        "s3-accelerate.amazonaws.com",
+        "storage.googleapis.com",
+        "r2.cloudflarestorage.com",
+        "backblazeb2.com",
+    ),
+    *(
+        "wasabisys.com",
+        "aliyuncs.com",
+        "myqcloud.com",
+        "oraclecloud.com",
+        "scw.cloud",
+        "b-cdn.net",
+        "fastly.net",
+    ),
+    *("blob.core.windows.net", "dfs.core.windows.net", "queue.core.windows.net", "table.core.windows.net"),
+    *(
+        "servicebus.windows.net",
+        "openai.azure.com",
+        "sharepoint.com",
+        "my.salesforce.com",
+        "snowflakecomputing.com",
+    ),
+)
+"""Storage, queues and the like where anybody gets names, which the public suffix list leaves out or has only in part."""
 
 _LIST_LINE = re.compile(r"\s*([^\s#]\S*)?\s*(#.*)?")
 
@@ -98,9 +127,26 @@ def _below(base: str) -> str:
     return f'name a domain below it, like "*.example.{base}"'
 
 
-def is_shared(host: str) -> bool:
-    """Return whether a wildcard covers names that anybody can get from its owner (`*.github.io`)."""
-    return host.startswith("*.") and bool(_suffixes(only_registry=False).is_public(host[2:]))
+def shared_suffix(host: str) -> str | None:
+    """Return a suffix that a wildcard covers and below which anybody gets names: its own (`*.github.io`) or one further down."""
+    base = host.removeprefix("*.")
+    if base == host:
+        return None
+    return base if _suffixes(only_registry=False).is_public(base) else _shared().get(base)
+
+
+@functools.cache
+def _shared() -> dict[str, str]:
+    """Every domain, of two labels at least, that is or lies above a suffix below which anybody can get names, and that suffix."""
+    text = Path(PSLFILE).read_text(encoding="utf-8").partition("===BEGIN PRIVATE DOMAINS===")[2]
+    listed = (line.split(" ")[0].removeprefix("*.") for line in text.splitlines())
+    suffixes = [suffix for suffix in listed if suffix.isascii() and suffix[:1].isalnum()]
+    found: dict[str, str] = {}
+    for suffix in (*_ALSO_SHARED, *suffixes):
+        labels = suffix.split(".")
+        for cut in range(len(labels) - 1):
+            found.setdefault(".".join(labels[cut:]), suffix)
+    return found
 
 
 def _refused(raw: str, bad: BadHost) -> tuple[Code, str, str]:
