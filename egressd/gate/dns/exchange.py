@@ -75,6 +75,8 @@ async def _ask_udp(server: Upstream, query: dns.message.Message) -> dns.message.
         await loop.sock_sendall(sock, query.to_wire())
         while True:
             data = await loop.sock_recv(sock, 0xFFFF)
+            if _says_cut(data, query):
+                return None
             head = _head(data, query)
             if head is None:
                 continue
@@ -100,6 +102,15 @@ async def _receive(sock: socket.socket, length: int) -> bytes:
             raise ReplyError("the reply was cut off")
         data += more
     return data
+
+
+def _says_cut(data: bytes, query: dns.message.Message) -> bool:
+    """Whether a datagram says no more than that the reply is cut, not even to what: a forged one only makes us use TCP."""
+    if len(data) < 6:
+        return False
+    flags = dns.flags.Flag(int.from_bytes(data[2:4]))
+    cut = bool(flags & dns.flags.QR and flags & dns.flags.TC)
+    return cut and int.from_bytes(data[:2]) == query.id and int.from_bytes(data[4:6]) == 0
 
 
 def _head(data: bytes, query: dns.message.Message) -> dns.message.Message | None:

@@ -198,6 +198,8 @@ class Resolver:
                 return reply
             chain = _walk(reply, at, kind, MAX_HOPS - hops)
             ttl = min(ttl, chain.ttl)
+            if chain.floor is not None:
+                return ResolveFailed(chain.floor, "the name is an alias of one that is never resolved")
             if chain.addresses:
                 return _Found(chain.addresses, max(ttl, MIN_TTL))
             if chain.cut:
@@ -205,9 +207,6 @@ class Resolver:
             if chain.hops == 0 or chain.final:
                 return ResolveFailed(Reason.UPSTREAM_DNS, "the name has no address")
             hops += chain.hops
-            floor = _floor(chain.end)
-            if floor is not None:
-                return ResolveFailed(floor, "the name is an alias of one that is never resolved")
             at = chain.end
 
     async def _ask(
@@ -240,7 +239,8 @@ class Resolver:
 class _Chain:
     """Where a reply leads from a name: to `addresses`, or to an `end` after some `hops`.
 
-    `final` says that nothing comes behind the end, `cut` that more aliases do than may be followed.
+    `final` says that nothing comes behind the end, `cut` that more aliases do than may be followed, `floor` why the end may
+    not be looked at, whatever the reply says of it.
     """
 
     addresses: tuple[Address, ...]
@@ -249,6 +249,7 @@ class _Chain:
     ttl: float
     final: bool
     cut: bool
+    floor: Reason | None = None
 
 
 def _walk(
@@ -267,11 +268,13 @@ def _walk(
             final = any(rrset.rdtype == dns.rdatatype.SOA for rrset in reply.authority)
             return _Chain((), at, hops, ttl, final, cut=alias is not None)
         at, ttl = alias[0].target, min(ttl, alias.ttl)
+        if (floor := _floor(at)) is not None:
+            return _Chain((), at, hops + 1, ttl, final=True, cut=False, floor=floor)
     raise AssertionError("unreachable: the last round returns")
 
 
 def _floor(name: dns.name.Name) -> Reason | None:
-    """Return why an alias may not be asked for; one that is no name of ours is asked for as it is."""
+    """Return why an alias may not be followed; one that is no name of ours is asked for as it is."""
     if any(b"." in label for label in name.labels):
         return None
     parsed = parse_name(b".".join(name.labels[:-1]))

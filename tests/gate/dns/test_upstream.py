@@ -184,8 +184,10 @@ def test_a_loop_of_aliases_ends(inside: bool) -> None:
     ("target", "reason"),
     [("metadata.google.internal.", Reason.FLOOR_METADATA), ("localhost.", Reason.FLOOR_NAME)],
 )
-def test_an_alias_below_the_floor_is_never_asked_for(target: str, reason: Reason) -> None:
-    found, server = ask(lambda query, _: [answer(query, f"api.allowed.test. 60 IN CNAME {target}")])
+@pytest.mark.parametrize("told", [False, True], ids=["the reply ends there", "the reply goes on"])
+def test_an_alias_below_the_floor_is_never_followed(target: str, reason: Reason, told: bool) -> None:
+    more = [f"{target} 60 IN A 11.0.0.1"] if told else []
+    found, server = ask(lambda query, _: [answer(query, f"api.allowed.test. 60 IN CNAME {target}", *more)])
     assert isinstance(found, ResolveFailed)
     assert found.reason is reason
     assert server.names == [("api.allowed.test", "A")]
@@ -311,6 +313,17 @@ def test_dns_35_a_truncated_reply_is_asked_again_over_tcp() -> None:
 
     found, server = ask(handle)
     assert found == tuple(IPv4Address(f"11.0.0.{number}") for number in range(1, 17))
+    assert [transport for transport, _, _ in server.asked] == ["udp", "tcp"]
+
+
+def test_dns_35_a_reply_cut_down_to_its_header_is_asked_again_over_tcp() -> None:
+    def handle(query: dns.message.Message, transport: Transport) -> Iterable[bytes]:
+        if transport == "tcp":
+            return [answer(query, "api.allowed.test. 60 IN A 11.0.0.1")]
+        return [query.to_wire()[:2] + b"\x86\0" + bytes(8)]
+
+    found, server = ask(handle)
+    assert found == (ONE,)
     assert [transport for transport, _, _ in server.asked] == ["udp", "tcp"]
 
 
