@@ -54,6 +54,7 @@ deny:
     hosts: [x.wild-lab.com]
 """
 _PATIENCE = 30.0
+_BOOK = "witness"
 _SETTLE = 0.25
 """Seconds over which a record or a captured packet may still be on its way."""
 
@@ -142,14 +143,18 @@ class Arena:
     a: Driver
     b: Driver
     open: Driver
-    witness: Path
-    """What the witness on the machine that runs egressd has written down: see `inside.witness`."""
+
+    @property
+    def witnessed(self) -> dict[Path, str]:
+        """What witnesses on the machine that runs egressd have written down: see `inside.witness`."""
+        books = Path(self.lab.directory).glob(f"stand-*/{_BOOK}")
+        return {path: path.read_text() for path in books}
 
     def holds(self, row: Row) -> None:
         """Make the attack everywhere and assert its outcome at every place."""
         self.attack_openly(row)
         self.prepare(row)
-        mark = len(self.stand.records())
+        mark = len(self.stand.records()) if row.decisions is None else self.settled()
         self.lab.forget()
         said = self.a.run(row.code, row.seconds)
         records = self.new_records(mark, row.records)
@@ -173,7 +178,8 @@ class Arena:
         """Lay out what the attacker owns; answers that change begin anew."""
         for name, entry in row.zone.items():
             self.lab.set_name(name, **entry)
-        self.witness.unlink(missing_ok=True)
+        for path in self.witnessed:
+            path.unlink()
 
     def particulars(self, row: Row, outcome: Outcome) -> None:
         """Assert what only this row wants, once everything has come."""
@@ -190,6 +196,14 @@ class Arena:
         self.prepare(row)
         said = self.open.run(row.code, row.seconds)
         assert re.search(row.wins, said, re.S), f"{row.id}: without egressd it said {said[-2000:]!r}"
+
+    def settled(self) -> int:
+        """How many records there are, once no more are on their way from what went before."""
+        before, now = -1, len(self.stand.records())
+        while now != before:
+            time.sleep(0.06)
+            before, now = now, len(self.stand.records())
+        return now
 
     def new_records(self, mark: int, wanted: Sequence[tuple[str, str, str]]) -> list[dict[str, Any]]:
         """The records since `mark`, once those wanted have come or the time to come is over."""
@@ -210,7 +224,7 @@ class Arena:
         assert self.lab.packets_lost() == 0
         assert self.lab.attacker_hits() == [], self.lab.attacker_hits()
         assert self.lab.metadata_hits() == []
-        assert not self.witness.exists(), self.witness.read_text()
+        assert self.witnessed == {}
         never = (*topology.ATTACKERS, *topology.METADATAS)
         assert [flow for flow in self.lab.packets("host") if flow.address in never] == []
         hosts = {request.host for request in self.lab.requests()}
@@ -252,7 +266,7 @@ def arena(
         for part in INSIDE.parent.glob("inside*.py"):
             shutil.copy(part, stand.workspace)
         command = ["/usr/bin/python3", str(stand.workspace / "inside.py")]
-        book = stand.directory / "witness"
+        book = stand.directory / _BOOK
         drivers: list[Driver] = []
         try:
             for _ in range(2):
@@ -268,7 +282,7 @@ def arena(
                 [*command, "--witness", str(book)], stdin=subprocess.PIPE, cwd=str(stand.directory)
             )
             drivers.append(Driver(process))
-            yield Arena(lab, stand, drivers[0], drivers[1], drivers[2], book)
+            yield Arena(lab, stand, drivers[0], drivers[1], drivers[2])
         finally:
             for driver in drivers:
                 driver.close()

@@ -269,7 +269,8 @@ def naive_proxy():
                 threading.Thread(target=pump, args=(client, upstream), daemon=True).start()
                 pump(upstream, client)
 
-    listener = socket.create_server(("127.0.0.1", 3128))
+    # Where a lab has two arenas, either proxy will do.
+    listener = socket.create_server(("127.0.0.1", 3128), reuse_port=True)
 
     def accept():
         while True:
@@ -289,7 +290,9 @@ def witness(path):
                 client.sendall(b"owned\n")
 
     for port in WITNESS:
-        listener = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        listener = socket.create_server(
+            ("", port), family=socket.AF_INET6, dualstack_ipv6=True, reuse_port=True
+        )
         threading.Thread(target=accept, args=(listener,), daemon=True).start()
 
 
