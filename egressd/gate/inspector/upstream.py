@@ -53,9 +53,12 @@ class Opened:
 
     def keep_session(self) -> None:
         """Keep the TLS session for the same sandbox's next connection to the same place; called when this one ends."""
-        if isinstance(self.stream, TlsStream) and self.context is not None:
-            key = _session_key(self.sandbox, self.name, self.address, self.port, self.context)
-            _SESSIONS.put(key, self.context, self.stream.session, self.stream.resumed, time.monotonic())
+        if not isinstance(self.stream, TlsStream) or self.context is None:
+            return
+        key = _session_key(self.sandbox, self.name, self.address, self.port, self.context)
+        now = time.monotonic()
+        if _SESSIONS.due(key, now):
+            _SESSIONS.put(key, self.context, self.stream.session, self.stream.resumed, now)
 
 
 @dataclass(frozen=True, slots=True)

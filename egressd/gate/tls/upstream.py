@@ -3,8 +3,10 @@ words."""
 
 from __future__ import annotations
 
+import math
 import os
 import ssl
+import sys
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -23,6 +25,11 @@ SYSTEM_BUNDLES: Final = (
     "/etc/ssl/cert.pem",  # Alpine
 )
 """Where distributions keep all trusted certificates in one PEM file, the usual one first."""
+
+READING_LEAKS: Final = sys.version_info < (3, 12, 8) or (3, 13) <= sys.version_info < (3, 13, 1)
+"""Whether this Python loses some 6 KB for good each time that the session of a connection is read (CPython issue 116810)."""
+READ_EVERY: Final = 60.0
+"""Seconds between two readings for one place where reading leaks."""
 
 type UpstreamKind = Literal["certificate", "handshake", "timeout", "closed", "client_cert_wanted", "broken"]
 
@@ -106,6 +113,7 @@ class SessionCache:
 
     def __init__(self, capacity: int = 1000, max_age: float = 3600.0) -> None:
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
+        self._read: OrderedDict[Hashable, float] = OrderedDict()
         self._capacity = capacity
         self._max_age = max_age
 
@@ -121,6 +129,18 @@ class SessionCache:
             del self._kept[key]
             return None
         return kept.session
+
+    def due(self, key: Hashable, now: float) -> bool:
+        """Say whether a connection's session is worth reading, to be `put`; asked once for each, as a yes is remembered."""
+        if not READING_LEAKS:
+            return True
+        if now - self._read.get(key, -math.inf) < READ_EVERY:
+            return False
+        self._read.pop(key, None)
+        self._read[key] = now
+        if len(self._read) > self._capacity:
+            self._read.popitem(last=False)
+        return True
 
     def put(
         self,

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from egressd.gate.tls import upstream
 from egressd.gate.tls.leaves import Leaves
 from egressd.gate.tls.stream import TlsStream, UpstreamTlsError, connect_tls
-from egressd.gate.tls.upstream import SessionCache, upstream_context
+from egressd.gate.tls.upstream import READ_EVERY, SessionCache, upstream_context
 
 from .authority import DAY, NOW, make_authority, pem
 from .peers import AUTHORITY, DEADLINE, LEAVES, NAME, BlockingServer, Recorder, blocking, run, tcp_pair
@@ -165,3 +166,23 @@ def test_an_expired_server_is_refused(ca_file: str, tmp_path: Path) -> None:
         await blocking(peer.join)
 
     run(talk())
+
+
+def test_where_reading_a_session_leaks_it_is_read_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream, "READING_LEAKS", True)
+    cache = SessionCache(capacity=2)
+    assert [cache.due(KEY, now) for now in (0, 1, READ_EVERY - 1, READ_EVERY, READ_EVERY + 1)] == [
+        True, False, False, True, False
+    ]  # fmt: skip
+    assert [cache.due(other, READ_EVERY + 2) for other in ("a", "b", "a", KEY)] == [
+        True,
+        True,
+        False,
+        True,
+    ]
+
+
+def test_elsewhere_it_is_read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream, "READING_LEAKS", False)
+    cache = SessionCache()
+    assert [cache.due(KEY, 0) for _ in range(3)] == [True] * 3
