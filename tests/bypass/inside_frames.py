@@ -30,9 +30,9 @@ def asking(path="/n", host="h2.lab-origin.com", method="GET"):
     return fields((":method", method), (":scheme", "https"), (":authority", host), (":path", path))
 
 
-def http2(frames, host="h2.lab-origin.com", seconds=WAIT, rest=0.0):
+def http2(frames, host="h2.lab-origin.com", seconds=WAIT, rest=0.0, quiet=None):
     """Send a preface and frames (an iterable of bytes) over HTTP/2; return what came as a list of (kind, flags, stream, payload),
-    ended by `("end", reason)`."""
+    ended by `("end", reason)`. It is over when nothing came for `quiet` seconds (else `seconds`) once an answer has begun."""
     context = ssl._create_unverified_context()
     context.set_alpn_protocols(["h2"])
     got, ended = b"", "silence"
@@ -57,6 +57,8 @@ def http2(frames, host="h2.lab-origin.com", seconds=WAIT, rest=0.0):
                         ended = "closed"
                         break
                     got += part
+                    if quiet is not None and any(each[0] in (DATA, RST, GOAWAY) for each in split(got)):
+                        sock.settimeout(quiet)
     except TimeoutError:
         pass
     except OSError as error:
@@ -74,6 +76,21 @@ def split(data):
         found.append((data[3], data[4], int.from_bytes(data[5:9], "big"), data[9 : 9 + size]))
         data = data[9 + size :]
     return found
+
+
+def told(frames):
+    """What frames say, as text: by stream what came of a body, and how streams and the connection end."""
+    said = {}
+    for each in frames:
+        if each[0] == DATA:
+            said[each[2]] = said.get(each[2], "") + each[3].decode("latin-1")
+        elif each[0] == RST:
+            said[each[2]] = said.get(each[2], "") + f"<reset {int.from_bytes(each[3], 'big')}>"
+        elif each[0] == GOAWAY:
+            said["goaway"] = int.from_bytes(each[3][4:8], "big")
+        elif each[0] == "end":
+            said["end"] = each[1]
+    return "\n".join(f"{stream}: {text}" for stream, text in said.items())
 
 
 def websocket(host="api.lab-origin.com", path="/ws", head=b""):

@@ -26,6 +26,9 @@ RULES = COMMON.replace(
   - id: sockets
     hosts: [{SOCKETS}]
     requests: ["GET /n", "WEBSOCKET /ws"]
+  - id: two
+    hosts: [h2.lab-origin.com]
+    requests: ["GET,HEAD /**", "POST /upload"]
 deny:
 """,
 )
@@ -815,6 +818,233 @@ BODIES = [
         400,
     ),
 ]
+
+
+TWO = "h2.lab-origin.com"
+
+
+def streams(*frames: str, more: str = "") -> str:
+    """Code that sends HTTP/2 frames and says what came of them."""
+    return f"from inside_frames import *\n{more}say(told(http2([{', '.join(frames)}], quiet=0.3)))"
+
+
+def opening(stream: int, *pairs: tuple[str, str], end: bool = True) -> str:
+    """Code of a HEADERS frame with these fields."""
+    return f"frame(HEADERS, {4 + end}, {stream}, fields(*{list(pairs)!r}))"
+
+
+def asked(stream: int, *more: tuple[str, str], end: bool = True, **other: str) -> str:
+    """Code of a HEADERS frame of a usual request, with some of it otherwise."""
+    usual = {"method": "GET", "scheme": "https", "authority": TWO, "path": "/echo"} | other
+    return opening(stream, *((f":{name}", value) for name, value in usual.items()), *more, end=end)
+
+
+def smuggled(title: str, code: str, reason: str, sees: str = "", **more: Any) -> Row:
+    """A request on HTTP/2 that could be another one in HTTP/1."""
+    return Row(
+        "HTTP-06",
+        code,
+        title=title,
+        moot="the origin speaks HTTP/2 strictly; it is a proxy in between that would make two of it",
+        sees=sees or rf"1: egressd: denied: .*reason {reason}\)",
+        records=(("request", "deny", reason),),
+        asks=(TWO,),
+        **more,
+    )
+
+
+DOWNGRADES = [
+    smuggled("CRLF in a value", streams(asked(1, ("x", "b\r\nHost: www.evil-lab.com"))), "bad_header"),
+    smuggled("LF in a value", streams(asked(1, ("x", "b\nHost: www.evil-lab.com"))), "bad_header"),
+    smuggled("NUL in a value", streams(asked(1, ("x", "b\0c"))), "bad_header"),
+    smuggled("CRLF in a name", streams(asked(1, ("x: b\r\nhost", "www.evil-lab.com"))), "bad_header"),
+    smuggled("a colon in a name", streams(asked(1, ("host: www.evil-lab.com", "x"))), "bad_header"),
+    smuggled("a name in capitals", streams(asked(1, ("Host", "www.evil-lab.com"))), "bad_header"),
+    smuggled(
+        "transfer-encoding", streams(asked(1, ("transfer-encoding", "chunked"), method="POST")), "bad_header"
+    ),
+    smuggled("connection", streams(asked(1, ("connection", "host"))), "bad_header"),
+    smuggled("upgrade", streams(asked(1, ("upgrade", "h2c"))), "bad_header"),
+    smuggled(
+        "a space in the path",
+        streams(asked(1, path="/echo HTTP/1.1\r\nHost: www.evil-lab.com")),
+        "bad_header",
+    ),
+    smuggled("a bare space in the path", streams(asked(1, path="/echo x")), "bad_request"),
+    smuggled("an absolute path", streams(asked(1, path="https://www.evil-lab.com/")), "bad_request"),
+    smuggled("an empty path", streams(asked(1, path="")), "bad_request"),
+    smuggled("a space in the method", streams(asked(1, method="GET /x")), "bad_request"),
+    smuggled("another scheme", streams(asked(1, scheme="http")), "authority_mismatch"),
+    smuggled("two paths", streams(asked(1, (":path", "/other"))), "bad_header"),
+    smuggled(
+        "a pseudo-field behind the others",
+        streams(
+            opening(
+                1, (":method", "GET"), (":scheme", "https"), ("x", "y"), (":authority", TWO), (":path", "/")
+            )
+        ),
+        "bad_header",
+    ),
+    smuggled("an unknown pseudo-field", streams(asked(1, (":status", "200"))), "bad_header"),
+    smuggled(
+        "two lengths",
+        streams(asked(1, ("content-length", "1"), ("content-length", "2"), end=False, method="POST")),
+        "bad_framing",
+    ),
+    smuggled(
+        "CONNECT",
+        streams(opening(1, (":method", "CONNECT"), (":authority", "www.evil-lab.com:443"))),
+        "nested_connect",
+    ),
+    smuggled(
+        "extended CONNECT",
+        streams(asked(1, (":protocol", "websocket"), method="CONNECT")),
+        "upgrade_not_allowed",
+    ),
+    smuggled(
+        "host and authority differ", streams(asked(1, ("host", "www.evil-lab.com"))), "authority_mismatch"
+    ),
+    smuggled(
+        "user information in the authority",
+        streams(asked(1, authority=f"{TWO}@www.evil-lab.com")),
+        "userinfo_in_authority",
+    ),
+    *(
+        Row(
+            "HTTP-06",
+            streams(
+                asked(1, ("content-length", length), method="POST", path="/upload", end=False),
+                f"frame(DATA, 1, 1, b'{body}')",
+            ),
+            title=title,
+            moot="the origin speaks HTTP/2 strictly",
+            sees=r"1: .*(reason bad_framing|<reset \d+>)",
+            records=(("request", "end", "bad_framing"),),
+            reaches=(TWO,),
+        )
+        for title, length, body in (
+            ("less data than the length", "9", "hello"),
+            ("more data than the length", "3", "hello"),
+        )
+    ),
+    Row(
+        "HTTP-06",
+        f"from inside_frames import *\nsay(told(http2([frame(HEADERS, 5, 1, asking('/n', '{API}'))], '{API}', quiet=0.3)))",
+        title="to an origin without HTTP/2 there is no downgrade: the client is told to speak HTTP/1.1",
+        moot="the origin agrees to HTTP/1.1 alone",
+        sees=r"reason upstream_no_http2\)",
+        records=(("request", "allow", "rule"), ("request", "end", "upstream_no_http2")),
+        asks=(API,),
+    ),
+]
+
+REUSED = [
+    Row(
+        "TLS-17",
+        streams(asked(1), asked(3, authority=API), asked(5, authority="www.evil-lab.com"), asked(7)),
+        title="streams for other names on one connection",
+        wins=f'1: .*"host": "{TWO}".*3: .*"host": "{API}".*5: .*"host": "www.evil',
+        sees=rf'(?=.*1: [^\n]*"host": "{TWO}")(?=.*3: [^\n]*reason misdirected_request)'
+        rf'(?=.*5: [^\n]*reason authority_mismatch)(?=.*7: [^\n]*"host": "{TWO}")',
+        records=(
+            ("request", "allow", "rule"),
+            ("request", "deny", "misdirected_request"),
+            ("request", "deny", "authority_mismatch"),
+        ),
+        shows={"event": "decision", "reason": "misdirected_request", "status": 421, "host_raw": API},
+        reaches=(TWO,),
+    ),
+    Row(
+        "TLS-17",
+        streams(asked(1, method="DELETE"), asked(3)),
+        title="a refused stream leaves the others alone",
+        wins='"method": "DELETE"',
+        sees=rf'(?=.*1: [^\n]*reason method_not_allowed)(?=.*3: [^\n]*"host": "{TWO}")',
+        records=(("request", "allow", "rule"), ("request", "deny", "method_not_allowed")),
+        reaches=(TWO,),
+    ),
+]
+
+
+def socket_row(
+    title: str,
+    code: str,
+    sees: str,
+    records: tuple[tuple[str, str, str], ...],
+    wins: str | None = "101",
+    **more: Any,
+) -> Row:
+    """A WebSocket's way."""
+    return Row(
+        "HTTP-14",
+        f"from inside_frames import *\n{code}",
+        title=title,
+        wins=wins,
+        sees=sees,
+        records=records,
+        **more,
+    )
+
+
+SOCKET_ROWS = [
+    socket_row(
+        "to a denied host",
+        "say(shown(websocket('www.evil-lab.com')[1]))",
+        r"403 egressd: denied: no rule",
+        (("connection", "deny", "not_allowed"), ("request", "deny", "not_allowed")),
+        wins="200 OK",
+    ),
+    socket_row(
+        "to a path where none is allowed",
+        f"say(shown(websocket('{SOCKETS}', '/ws/')[1]), shown(websocket('{SOCKETS}', '/n')[1]))",
+        r"403 egressd.*reason upgrade_not_allowed",
+        (("request", "deny", "upgrade_not_allowed"),),
+        wins="101|426|200",
+    ),
+    socket_row(
+        "to a host that may be read",
+        f"say(shown(websocket('{API}')[1]))",
+        r"403 egressd: denied: .*reason upgrade_not_allowed",
+        (("request", "deny", "upgrade_not_allowed"),),
+    ),
+    socket_row(
+        "to another host than the connection's",
+        f"sock, first = websocket('{SOCKETS}', '/ws', b'Host: www.evil-lab.com\\r\\n')\nsay(shown(first))",
+        r"400 egressd: denied: .*duplicate_host",
+        (("request", "deny", "duplicate_host"),),
+    ),
+    socket_row(
+        "whose handshake is a POST",
+        f"data = get('/ws', '{SOCKETS}', 'POST', head=b'Upgrade: websocket\\r\\nSec-WebSocket-Version: 13\\r\\n"
+        f"Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\\r\\n')\nsay(shown(tls('{SOCKETS}', 443, data, '{SOCKETS}', seconds=1)))",
+        r"40[03] egressd: denied",
+        (("request", "deny", "method_not_allowed"),),
+        wins="101|426|200",
+    ),
+    socket_row(
+        "what goes through an allowed one is counted, and its end told",
+        f"sock, first = websocket('{SOCKETS}', '/ws')\nsock.settimeout(3)\nsay(shown(first))\n"
+        "sock.sendall(message(2, b'x' * 120) * 500 + message(8, b'\\x03\\xe8'))\nsay(len(receive(sock)) // 1000)",
+        r"101 Switching Protocols\n6[01]\n",
+        (("request", "allow", "rule"), ("request", "end", "completed")),
+        reaches=(SOCKETS,),
+        rule="sockets",
+        shows={"event": "end", "layer": "request", "status": 101, "bytes_up": re.compile(r"^6[0-9]{4}$")},
+    ),
+    socket_row(
+        "in which something else than frames is spoken",
+        f"sock, first = websocket('{SOCKETS}', '/ws')\nsock.settimeout(1)\nsay(shown(first))\n"
+        "sock.sendall(b'GET / HTTP/1.1\\r\\nHost: www.evil-lab.com\\r\\n\\r\\n')\nsay(shown(receive(sock)))",
+        "101 Switching Protocols",
+        (("request", "allow", "rule"), ("request", "end", "bad_framing")),
+        reaches=(SOCKETS,),
+    ),
+]
+
+
+@pytest.mark.parametrize("row", [*DOWNGRADES, *REUSED, *SOCKET_ROWS], ids=str)
+def test_other_framings_are_held_to_the_same(once: Arena, row: Row) -> None:
+    once.holds(row)
 
 
 @pytest.mark.parametrize(
