@@ -74,6 +74,7 @@ def read_pattern(
 def read_list(content: bytes, path: str, findings: Findings) -> tuple[str, ...]:
     """Return the hosts of a list file: one a line, `#` begins a comment. Hosts with a problem are left out."""
     hosts: dict[str, int] = {}
+    before = findings.count
     try:
         lines = content.decode("utf-8").splitlines()
     except UnicodeDecodeError as error:
@@ -99,7 +100,7 @@ def read_list(content: bytes, path: str, findings: Findings) -> tuple[str, ...]:
             findings.add(path, place, Code.DUPLICATE_ITEM, message, "remove it")
         elif read_pattern(match[1], path, place, findings, permits=False) is not None:
             hosts[match[1]] = number
-    if not hosts and not any(line.strip() for line in lines):
+    if not hosts and findings.count == before:
         findings.add(
             path, Place(), Code.EMPTY_LIST, "the list is empty", "an empty one would not say what it means"
         )

@@ -1,0 +1,47 @@
+"""Every fuzz target, by name; the most exposed parsers first."""
+
+from __future__ import annotations
+
+from tests.fuzz import (
+    addresses,
+    arrivals,
+    bodies,
+    channel,
+    dns_queries,
+    dns_replies,
+    heads,
+    hellos,
+    hosts,
+    http2,
+    journal,
+    packets,
+    proxy_heads,
+    requests,
+    rules,
+    websockets,
+)
+from tests.fuzz.target import Target
+
+TARGETS: dict[str, Target] = {
+    target.name: target
+    for target in (
+        hellos.TARGET,
+        dns_queries.TARGET,
+        heads.REQUESTS,
+        http2.LINK,
+        hosts.TARGET,
+        rules.TARGET,
+        http2.ENGINE,
+        heads.RESPONSES,
+        bodies.TARGET,
+        dns_replies.TARGET,
+        proxy_heads.TARGET,
+        arrivals.TARGET,
+        requests.TARGET,
+        websockets.TARGET,
+        addresses.TARGET,
+        packets.TARGET,
+        journal.TARGET,
+        channel.TARGET,
+    )
+}
