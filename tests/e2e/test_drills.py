@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,14 +40,23 @@ def worker_of(control: int) -> int:
     raise LookupError("no worker")
 
 
-def line_of(process: subprocess.Popen[str], seconds: float = 20.0) -> str:
-    """The next line of its output."""
-    assert process.stdout is not None
-    import select
+_SAID: weakref.WeakKeyDictionary[subprocess.Popen[str], bytes] = weakref.WeakKeyDictionary()
+"""What was read of a process and not yet asked for: lines that come together are read together."""
 
-    ready, _, _ = select.select([process.stdout], [], [], seconds)
-    assert ready, "no output in time"
-    return process.stdout.readline().strip()
+
+def line_of(process: subprocess.Popen[str], seconds: float = 20.0) -> str:
+    """The next line of its output; nothing else may read from it meanwhile."""
+    assert process.stdout is not None
+    held, deadline = _SAID.get(process, b""), time.monotonic() + seconds
+    while b"\n" not in held:
+        ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+        assert ready, "no output in time"
+        part = os.read(process.stdout.fileno(), 65536)
+        if not part:
+            break
+        held += part
+    line, _, _SAID[process] = held.partition(b"\n")
+    return line.decode().strip()
 
 
 ASK = "while read url; do curl -sS -m 10 -o /dev/null -w '%{http_code}\\n' \"$url\" 2>/dev/null || echo failed; done"
