@@ -36,7 +36,8 @@ class ConnectionAttempt:
 class RequestAttempt:
     """One HTTP request: `target` is the origin-form as received (`/path?query`), `upgrade` the lower-case Upgrade token or None.
 
-    `body` says whether the request carries one (a Content-Length above 0 or any Transfer-Encoding).
+    `body` says whether the request carries one (a Content-Length above 0 or any Transfer-Encoding), `doh` whether it carries a
+    DNS question or wants an answer to one.
     """
 
     host: Name | Address
@@ -46,6 +47,7 @@ class RequestAttempt:
     target: str
     upgrade: str | None = None
     body: bool = False
+    doh: bool = False
 
 
 type Attempt = DnsQuestion | ConnectionAttempt | RequestAttempt

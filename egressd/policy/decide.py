@@ -218,6 +218,8 @@ def _request(bench: _Bench, attempt: RequestAttempt) -> Decision:
         return decision if broken is None else Decision("deny", broken, decision.entry)
     winner = _winner(bench, attempt, target) if readable else None
     broken = _broken_law(attempt, winner)
+    if broken is None and attempt.doh and not _spells(winner, attempt, target):
+        broken = Reason.DOH
     if winner is None:
         misses = (_request_miss(rule, attempt, target) for level in bench.levels for rule in level)
         return _default(bench, _nearest(misses), broken=broken)
@@ -277,6 +279,14 @@ def _rank(rule: Rule, attempt: RequestAttempt, target: Target) -> int | None:
         if pattern.refuses(attempt.method, attempt.upgrade, target) is None
     ]
     return min(covering, default=None)
+
+
+def _spells(winner: Rule | None, attempt: RequestAttempt, target: Target) -> bool:
+    """Whether a pattern of the rule that covers the request spells its whole path: its writer meant just this."""
+    return winner is not None and any(
+        pattern.path.rank == 0 and pattern.refuses(attempt.method, attempt.upgrade, target) is None
+        for pattern in winner.patterns
+    )
 
 
 def _broken_law(attempt: RequestAttempt, winner: Rule | None) -> Reason | None:

@@ -74,6 +74,7 @@ class Reason(StrEnum):
     DNS_CLASS = "dns_class"
     DNS_OPCODE = "dns_opcode"
     DNS_BUDGET = "dns_budget"
+    DOH = "doh"
     # limits
     HEAD_TIMEOUT = "head_timeout"
     HEAD_TOO_LARGE = "head_too_large"
@@ -224,6 +225,10 @@ WORDS: dict[Reason, Words] = {
     Reason.DNS_CLASS: Words("only the Internet class is answered", _FIX),
     Reason.DNS_OPCODE: Words("only standard DNS queries are answered", _FIX),
     Reason.DNS_BUDGET: Words("this sandbox has asked for too many names", _LATER, 429),
+    Reason.DOH: Words(
+        "DNS over HTTPS passes only where a rule spells its path",
+        "Use the system's resolver: egressd answers it.",
+    ),
     Reason.HEAD_TIMEOUT: Words("the first bytes did not arrive in time", _FIX, 408),
     Reason.HEAD_TOO_LARGE: Words("the request head is too large", _FIX, 431),
     Reason.IDLE_TIMEOUT: Words("the connection was idle for too long", _LATER, 408),

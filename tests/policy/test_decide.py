@@ -363,6 +363,47 @@ def test_upgrades(upgrade: str, line: str, expected: tuple[str, str, str | None]
     assert verdict(EVERYTHING, request(line, upgrade=upgrade)) == expected
 
 
+@pytest.mark.parametrize(
+    ("requests", "line", "expected"),
+    [
+        pytest.param(
+            ["GET,POST /**"], "POST https://a.test/dns-query", ("deny", "doh", "a"), id="by a wide rule"
+        ),
+        pytest.param(
+            ["POST /dns-*"], "POST https://a.test/dns-query", ("deny", "doh", "a"), id="by a pattern"
+        ),
+        pytest.param(
+            ["POST /dns-query"], "POST https://a.test/dns-query", ("allow", "rule", "a"), id="spelled"
+        ),
+        pytest.param(
+            ["GET /dns-query"],
+            "GET https://a.test/dns-query?dns=AAAB",
+            ("allow", "rule", "a"),
+            id="spelled, by GET",
+        ),
+        pytest.param(
+            ["POST /dns-query", "GET,POST /**"],
+            "POST https://a.test/other",
+            ("deny", "doh", "a"),
+            id="another path",
+        ),
+        pytest.param(
+            ["GET /x"], "POST https://a.test/x", ("deny", "method_not_allowed", None), id="not allowed anyway"
+        ),
+    ],
+)
+def test_dns_26_a_dns_question_passes_only_where_its_path_is_spelled(
+    requests: list[str], line: str, expected: tuple[str, str, str | None]
+) -> None:
+    rules = policy(allow("a.test", id="a", requests=tuple(requests)))
+    assert verdict(rules, request(line, doh=True)) == expected
+
+
+def test_dns_26_a_dns_question_is_not_observed() -> None:
+    rules = policy(observe_until=dt.date(2027, 4, 1))
+    assert verdict(rules, request("POST https://nowhere.test/dns-query", doh=True)) == ("deny", "doh", None)
+
+
 def test_reading_carries_no_body_and_no_long_target() -> None:
     rules = policy(allow("a.test", id="a", requests=("ANY /**",)), allow(id="web", public_web=True))
     fits, over = "/" + "x" * (8 * 1024 - 1), "/" + "x" * 8 * 1024

@@ -20,6 +20,7 @@ from egressd.gate import internal
 from egressd.gate.connection import Connection
 from egressd.gate.inspector import site, websocket
 from egressd.gate.inspector.binding import Names, Unbound, bind
+from egressd.gate.inspector.doh import asks_dns
 from egressd.gate.inspector.exchange import Exchange
 from egressd.gate.inspector.fields import onward_request, onward_response
 from egressd.gate.inspector.head import Field
@@ -178,6 +179,7 @@ class PolicyAddon:
             target=request.path,
             upgrade=upgrade,
             body=_has_body(flow),
+            doh=asks_dns(request.path, fields),
         )
         exchange.attempt = attempt
         own = internal.judge(attempt)
