@@ -224,8 +224,11 @@ class Session:
         missing = await namespace.missing_rules()
         if missing:
             raise NotReady(f"firewall rules are not in place: {missing[0]}")
-        denied = await namespace.probe_dns(f"{PROBE}{secrets.token_hex(8)}.invalid.test")
-        explained = settings.dns_denied == "explain"
+        # Where names are only observed, any but one below the floor is let through.
+        observing = self._policy.mode == "observe"
+        below = "localhost" if observing else "invalid.test"
+        denied = await namespace.probe_dns(f"{PROBE}{secrets.token_hex(8)}.{below}")
+        explained = settings.dns_denied == "explain" and not observing
         held = denied.addresses == (str(_EXPLAIN),) if explained else denied.rcode == 3
         if not held:
             raise NotReady(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import shutil
 
 import pytest
@@ -27,6 +28,18 @@ def sh(text: str) -> list[str]:
 )
 def test_the_commands_status_is_ours(stand: Stand, command: list[str], status: int) -> None:
     assert stand.run(command).returncode == status
+
+
+def test_a_profile_that_only_observes_starts_too_and_lets_an_unnamed_host_pass(stand: Stand) -> None:
+    """The start is proved by a name that is denied; where names are only observed, few are."""
+    until = dt.datetime.now(dt.UTC).date() + dt.timedelta(days=20)
+    observing = stand.profile.read_text().replace(
+        "owner:", f"mode: observe\nobserve_until: {until}\nowner:", 1
+    )
+    stand.profile.write_text(observing)
+    ran = stand.run(sh("curl -sS -o page -w '%{http_code}' https://www.example.com/n"))
+    assert (ran.stdout, ran.stderr) == ("200", "")
+    assert [r["would_deny"] for r in stand.attempts() if r["layer"] == "request"] == [True]
 
 
 def test_output_passes_and_stdout_is_the_commands_alone(stand: Stand) -> None:
