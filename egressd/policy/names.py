@@ -277,7 +277,7 @@ def _punycode_holds(label: str) -> bool:
         return (
             not text.isascii() and text.encode("punycode").decode("ascii") == label[4:] and text.isprintable()
         )
-    except UnicodeError:
+    except (UnicodeError, OverflowError):  # the latter where a code point is too large even to say so
         return False
 
 

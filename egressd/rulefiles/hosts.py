@@ -76,7 +76,8 @@ def read_list(content: bytes, path: str, findings: Findings) -> tuple[str, ...]:
     hosts: dict[str, int] = {}
     before = findings.count
     try:
-        lines = content.decode("utf-8").splitlines()
+        # Nothing else ends a line: to an editor a comment goes on behind U+2028, and a host in it would be hidden.
+        lines = content.decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
         at = Place(content.count(b"\n", 0, error.start) + 1)
         findings.add(path, at, Code.NOT_UTF8, "the line is not UTF-8", "save the file as UTF-8")
@@ -182,7 +183,7 @@ def _unicode(raw: str) -> tuple[Code, str, str]:
     wildcard = "*." if raw.startswith("*.") else ""
     try:
         label_form = idna.encode(raw.removeprefix("*.").strip(), uts46=True).decode("ascii")
-    except (idna.IDNAError, UnicodeError):
+    except (idna.IDNAError, UnicodeError, OverflowError):
         return (
             Code.BAD_HOST,
             f"{quoted(raw)} holds characters that no host name has",

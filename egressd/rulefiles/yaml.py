@@ -8,6 +8,7 @@ Reading does not recurse, so that depth costs no stack.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -104,7 +105,7 @@ def _text(content: bytes, path: str, findings: Findings) -> str | None:
         )
         return None
     try:
-        return content.decode("utf-8")
+        return _one_kind_of_line(content.decode("utf-8"), path, findings)
     except UnicodeDecodeError as error:
         head = content[: error.start]
         line_start = head.rfind(b"\n") + 1
@@ -118,6 +119,23 @@ def _text(content: bytes, path: str, findings: Findings) -> str | None:
             "save the file as UTF-8",
         )
         return None
+
+
+def _one_kind_of_line(text: str, path: str, findings: Findings) -> str | None:
+    """Return `text` if editors and YAML 1.1 see the same lines in it: else a comment may hide what is read."""
+    odd = _ODD_BREAK.search(text)
+    if odd is None:
+        return text
+    before = text[: odd.start()]
+    place = Place(before.count("\n") + 1, odd.start() - before.rfind("\n"))
+    message = f"the character U+{ord(odd[0]):04X} ends a line here, which few editors show"
+    findings.add(
+        path, place, Code.BAD_YAML, message, "end lines with LF; in a text in double quotes write an escape"
+    )
+    return None
+
+
+_ODD_BREAK = re.compile("[\x85\u2028\u2029]|\r(?!\n)")
 
 
 def _syntax(error: yaml.MarkedYAMLError, text: str, path: str, findings: Findings) -> None:

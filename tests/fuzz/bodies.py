@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import h11
 from h11._readers import ChunkedReader
 from h11._receivebuffer import ReceiveBuffer
@@ -55,8 +57,28 @@ def check(data: bytes) -> None:
             assert _read(length, [sent[:size] + junk]) == (body, final, junk), (
                 "what lies behind a body changes it"
             )
+    if length is CHUNKED and isinstance(final, End):
+        assert _by_the_book(sent) == (body, rest), "the grammar has no such body"
     if length is CHUNKED and not isinstance(final, Broken):
         _agree_with_h11(sent, body, final, rest)
+
+
+def _by_the_book(sent: bytes) -> tuple[bytes, bytes] | None:
+    """The chunked coding as its grammar has it (RFC 9112 section 7.1), in the plainest way; None where it does not fit."""
+    body = b""
+    while (line := _CHUNK.match(sent)) is not None:
+        size, sent = int(line[1], 16), sent[line.end() :]
+        if size == 0:
+            trailers = _TRAILERS.match(sent)
+            return None if trailers is None else (body, sent[trailers.end() :])
+        if sent[size : size + 2] != b"\r\n":
+            return None
+        body, sent = body + sent[:size], sent[size + 2 :]
+    return None
+
+
+_CHUNK = re.compile(rb"([0-9A-Fa-f]+)[ \t]*(?:;[^\r\n\0]*)?\r\n")
+_TRAILERS = re.compile(rb"(?:[^\s:]+:[^\r\n\0]*\r\n)*\r\n")
 
 
 def _agree_with_h11(sent: bytes, body: bytes, final: End | Broken | None, rest: bytes) -> None:

@@ -117,6 +117,7 @@ TARGET = Target(
         query_of("evil.test", 16),
         query_of("a.internal.test", 28),
         query_of("localhost"),
+        query_of("www.example.com").replace(b"\x03www\x07example", b"\x0bwww.example"),
         query_of("1.0.0.127.in-addr.arpa", 12, edns=True),
         query_of("xn--mnchen-3ya.de", 65),
         query_of("metadata.google.internal"),

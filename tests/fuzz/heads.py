@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable
 
 import h11
@@ -26,6 +27,7 @@ from tests.fuzz.target import JUNK, Target, offsets_of, pieces_of
 
 _LIMIT = 1024
 _HOST = ("api", "example", "com")
+_FRAMING = re.compile(rb"(?i)[\r\n][\x00-\x20]*(?:content.length|transfer.encoding)[\x00-\x20]*:([^\r\n]*)")
 _NAMES = Names(_HOST, 443, "https", sni="api.example.com")
 
 
@@ -71,6 +73,7 @@ def check_request(data: bytes) -> None:
     assert head.method == head.method.upper() != b"CONNECT"
     assert head.path.startswith(b"/") or (head.path, head.method) == (b"*", b"OPTIONS")
     assert raw is not None
+    _check_framing(raw, head.length)
     _agree_with_h11(raw, head)
     _agree_with_mitmproxy(raw, head)
     _check_binding(head)
@@ -80,6 +83,16 @@ def check_request(data: bytes) -> None:
         [b"api.example.com"] * len(_hosts(head)),
     )
     parse_offer("GET", head.fields)
+
+
+def _check_framing(raw: bytes, length: int | None) -> None:
+    """What any reader could take for framing is said once, and means what we make of it."""
+    said = [value.strip() for value in _FRAMING.findall(raw)]
+    assert len(said) <= 1, "a length is said twice"
+    if length is None:
+        assert said[0].lower() == b"chunked"
+    elif length > 0:
+        assert said == [b"%d" % length]
 
 
 def _hosts(head: RequestHead) -> list[bytes]:
@@ -155,6 +168,8 @@ def check_response(data: bytes) -> None:
         if not isinstance(head, ResponseHead):
             continue
         assert raw is not None
+        if head.status >= 200 and head.status not in (204, 304) and method == b"GET":
+            _check_framing(raw, head.length)
         onward_response(head.fields)
         _agree_on_response(raw, method, head)
 
@@ -202,6 +217,8 @@ _FIELD_WORDS = (
     b"Transfer-Encoding: identity",
     b"Transfer-Encoding:\x0bchunked",
     b"chunked, chunked",
+    b"\r\nContent-Length: 5",
+    b"\r\nTransfer-Encoding: chunked",
     b"Connection: close, content-length",
     b"Expect: 100-continue",
     b"Upgrade: websocket",

@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import re
+from collections import Counter
 
 from hpack import Encoder
 
+from egressd.gate.inspector.head import BadHead, RequestHead
 from egressd.gate.inspector.http2 import frames
-from egressd.gate.inspector.http2.events import Broken, Event, Head
+from egressd.gate.inspector.http2.events import Broken, Data, Event, Head
 from egressd.gate.inspector.http2.frames import PREFACE
 from egressd.gate.inspector.http2.heads import parse_request, parse_response, parse_trailers
 from egressd.gate.inspector.http2.link import Link, Terms
@@ -23,7 +26,7 @@ from tests.fuzz.target import JUNK, Target, offsets_of, pieces_of
 from tests.gate.inspector.http2.scene import Scene, tls_entry
 from tests.gate.inspector.lab import HOST
 
-_TERMS = Terms(16 * 1024, 65_535, 131_072, 1 << 20)
+_TERMS = Terms(16 * 1024, 100, 200, 1 << 20)
 _RAW, _NO_PREFACE, _ORIGIN = 0x80, 0x40, 0x20
 _ENTRIES = (tls_entry(requests=("GET /**", "POST /a")),)
 
@@ -85,11 +88,28 @@ def check_link(data: bytes) -> None:
     for junk in JUNK:
         more, _ = _read([wire + junk], server=server)
         assert more[: len(events)] == events, "what comes later changes what was said"
+    taken = Counter[int]()
     for event in events:
+        if isinstance(event, Data):
+            taken[event.stream] += len(event.data)
+            assert taken[event.stream] <= _TERMS.window, "a stream brings more than its window holds"
         if isinstance(event, Head):
-            parse_request(event.fields, ended=event.ended, limit=8192)
+            _check_request(parse_request(event.fields, ended=event.ended, limit=8192))
             parse_response(event.fields, method=b"GET", ended=event.ended, limit=8192)
             parse_trailers(event.fields, 8192)
+
+
+def _check_request(head: RequestHead | BadHead) -> None:
+    if isinstance(head, BadHead):
+        return
+    assert head.method == head.method.upper() not in (b"CONNECT", b"")
+    assert head.path.startswith(b"/") or (head.path, head.method) == (b"*", b"OPTIONS")
+    assert head.scheme == b"https"
+    for name, value in head.fields:
+        assert name == name.lower()
+        assert name not in (b"connection", b"transfer-encoding", b"upgrade")
+        assert not re.search(rb"[\0\r\n:]", name)
+        assert not re.search(rb"[\0\r\n]", value), "a field that is two in HTTP/1"
 
 
 def check_engine(data: bytes) -> None:
@@ -181,6 +201,7 @@ _WORDS = (
     b"\x04\0\0\0\x04\x7f\xff\xff\xff",
     b"|",
     b":method:POST",
+    b":method:CONNECT",
     b":path:/a",
     b":authority:evil.test",
     b"host:evil.test",

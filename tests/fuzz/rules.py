@@ -5,6 +5,7 @@ Input: a byte that chooses the file, then its content.
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import yaml
@@ -62,6 +63,7 @@ entries:
     "lists/mirrors.txt": b"# mirrors\nmirror.example.org\n\nm2.example.org\n",
 }
 PATHS = tuple(FILES)
+_ODD_BREAK = re.compile("[\x0b\x0c\x1c-\x1e\x85\u2028\u2029][^\n]|\r[^\n]")
 _BEHIND = (b"\n\0", b"\n---\nschema: 1\n", b"\nschema: 1\n", b"\n\xff", b"\n&a b: *a\n")
 
 
@@ -77,7 +79,14 @@ def check(data: bytes) -> None:
         for problem in loaded:
             assert problem.line <= content.count(b"\n") + content.count(b"\r") + 3 or problem.path != path
             str(problem).encode("utf-8")
+    elif path.endswith(".txt"):
+        plain = [line.partition("#")[0].strip() for line in content.decode().split("\n")]
+        (listed,) = (entry for entry in loaded.effective("base").entries if entry.id == "listed")
+        assert list(listed.hosts) == [line for line in plain if line], (
+            "a list holds other hosts than its lines"
+        )
     else:
+        assert not _ODD_BREAK.search(content.decode()), "a line ends where editors see none"
         for profile in loaded.profiles:
             assert loaded.effective(profile).model_dump_json()
         if path.endswith(".yaml"):

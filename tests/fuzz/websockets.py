@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import struct
 
-from wsproto.frame_protocol import FrameDecoder, ParseFailed
+from wsproto.frame_protocol import CloseReason, FrameProtocol, ParseFailed
 
 from egressd.gate.inspector.websocket import FrameCheck
 from tests.fuzz.target import Target, pieces_of
+
+_CLOSE = 8
 
 type Seen = tuple[str | None, int, bool, bool, bool]
 
@@ -41,15 +43,19 @@ def check(data: bytes) -> None:
 
 def _agree_with_wsproto(sent: bytes, seen: Seen, *, masked: bool) -> None:
     """As many frames, the same end: another count would be another message."""
-    decoder = FrameDecoder(client=not masked, extensions=[])
-    decoder.receive_bytes(sent)
+    reader = FrameProtocol(client=not masked, extensions=[])
+    reader.receive_bytes(sent)
     ended = closed = 0
     try:
-        while not closed and (frame := decoder.process_buffer()) is not None:
+        for frame in reader.received_frames():
             ended += frame.frame_finished
-            closed = frame.frame_finished and int(frame.opcode) == 8
+            closed = frame.frame_finished and int(frame.opcode) == _CLOSE
+            if closed:
+                break
     except ParseFailed as error:
-        # It looks into payloads too; what it says of the frames themselves must be said by us.
+        # It looks into payloads too, which we do not; what it says of the frames themselves must be said by us.
+        if "CLOSE" in str(error) or error.code == CloseReason.INVALID_FRAME_PAYLOAD_DATA:
+            return
         raise AssertionError(f"wsproto refuses a frame that we pass: {error}") from error
     _, frames, closing, between, _ = seen
     if not closed:

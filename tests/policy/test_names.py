@@ -92,6 +92,7 @@ def authority(raw: str | bytes) -> Authority | Reason:
         pytest.param("xn--a.test", BAD, id="NAME-16 broken Punycode"),
         pytest.param("xn--.test", BAD, id="NAME-16 empty Punycode"),
         pytest.param("xn--999999b.test", BAD, id="NAME-16 Punycode beyond Unicode"),
+        pytest.param(f"xn--{'6' * 51}p1a.test", BAD, id="NAME-16 Punycode beyond any integer of C"),
         pytest.param("xn--abc-.test", BAD, id="NAME-16 Punycode of plain ASCII"),
         pytest.param("xn--\x80.test", FOREIGN, id="NAME-16 a raw byte in an A-label"),
         pytest.param("s" * 300, BAD, id="NAME-16 three hundred bytes"),

@@ -136,6 +136,9 @@ def test_a_doubtful_construct_is_a_problem_at_its_place(
         ("a: 1".encode("utf-16"), Code.BYTE_ORDER_MARK),
         (b"\xef\xbb\xbfa: 1\n", Code.BYTE_ORDER_MARK),
         (b"a: 1\n\x00", Code.BAD_YAML),
+        ("a: 1 # one line to an editor\u2028b: 2\n".encode(), Code.BAD_YAML),
+        ("a: 1 # one line to an editor\x85b: 2\n".encode(), Code.BAD_YAML),
+        (b"a: 1 # overwritten on a terminal\rb: 2\n", Code.BAD_YAML),
     ],
 )
 def test_only_plain_utf8_is_read(content: bytes, code: Code) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from egressd.policy.names import Authority, BadHost, parse_authority
 from egressd.policy.reasons import Reason
 
-_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([^ \r\n]+) HTTP/1\.[01]\r?\n")
+_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([^ \r\n]+) HTTP/1\.[01]\r\n")
 _METHOD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]")
 _BEGUN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]*(?: [^ \r\n]*(?: [\x21-\x7e]*\r?)?)?")
 _BEGUN_BYTES = 64

@@ -73,6 +73,9 @@ class HeadBuffer(ReceiveBuffer):
         if not self._skipped and self._data[:2] == b"\r\n":
             self._skipped = True
             self._extract(2)
+            self._scan = (
+                HeadScan()
+            )  # it may have looked at the CR already, and would then pass over a byte of the head
         if self._data[:2] == b"\r\n":
             return BadHead(Reason.BAD_REQUEST, "empty lines where a head begins")
         size = self._scan.find(self._data)

@@ -115,7 +115,7 @@ def authority_of(host: str, port: int) -> bytes:
         name = host.encode("idna")
         if name.decode("idna") != host:
             name = host.encode("utf-8", "surrogateescape")
-    except UnicodeError:
+    except (UnicodeError, OverflowError):  # the latter where Punycode spells a far too large code point
         name = host.encode("utf-8", "surrogateescape")
     return b"%s:%d" % (b"[%s]" % name if b":" in name else name, port)
 

@@ -56,6 +56,9 @@ def test_absolute_form_gives_the_authority_of_the_target() -> None:
             id="NAME-05 userinfo in a URL",
         ),
         pytest.param(b"GET http://evil%2etest/ HTTP/1.1\r\n\r\n", Reason.BAD_HOST, id="NAME-08 percent"),
+        pytest.param(
+            b"CONNECT a.test:443 HTTP/1.1\n\r\nX: y\r\n\r\n", Reason.BAD_REQUEST, id="HTTP-05 bare LF"
+        ),
         pytest.param(b"CONNECT a.test:443 HTTP/9.9\r\n\r\n", Reason.BAD_REQUEST, id="HTTP-20 version"),
         pytest.param(
             b"CONNECT a.test:443 HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello",

@@ -144,6 +144,15 @@ def test_one_empty_line_before_each_head_is_skipped_and_no_more() -> None:
     assert isinstance(buffer.take_head(), BadHead)
 
 
+def test_a_bare_line_feed_behind_an_empty_line_is_seen_however_it_arrives() -> None:
+    for pieces in ([b"\r\n\nGET / HTTP/1.1\r\n\r\n"], [b"\r", b"\n", b"\nGET / HTTP/1.1\r\n\r\n"]):
+        buffer, found = HeadBuffer(65536), None
+        for piece in pieces:
+            buffer += piece
+            found = found or buffer.take_head()
+        assert isinstance(found, BadHead)
+
+
 def test_a_bare_line_feed_is_seen_before_the_head_ends() -> None:
     scan = HeadScan()
     assert scan.find(b"GET / HTTP/1.1\r\nA: b\nC") == BadHead(Reason.BAD_HEADER, "a line ends without CR")
