@@ -26,8 +26,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "policy": set(),
     **{part: {"policy"} for part in MIDDLE},
     "control": {"policy"} | MIDDLE,
-    "cli": {"policy", "control"} | MIDDLE,
+    "cli": {"policy", "control", "verify"} | MIDDLE,
     "lab": set(),
+    "verify": set(),
 }
 
 # (importing part, imported module) -> why these siblings may know each other
@@ -41,7 +42,14 @@ SIBLINGS: dict[tuple[str, str], str] = {
 
 # (importing module, imported module) -> why this one file may
 EXCEPTIONS: dict[tuple[str, str], str] = {
-    ("egressd.cli.demo", "egressd.lab"): "the demonstration builds the lab; no other verb does",
+    ("egressd.cli.demo", "egressd.lab"): "the demonstration builds the lab",
+    **{
+        (
+            f"egressd.cli.{name}",
+            "egressd.lab",
+        ): "probes are made in the lab, or anywhere at all they would be attacks"
+        for name in ("verify", "verify_ground", "verify_run", "verify_world")
+    },
     ("egressd.__main__", "egressd.cli"): "`python -m egressd` is the command line",
 }
 
@@ -143,6 +151,8 @@ def breach(found: Import) -> str | None:
                 return f"policy/ is pure, so not {module}: {why}"
         if top not in sys.stdlib_module_names and top not in {"pydantic", "egressd", "__future__"}:
             return f"policy/ imports the standard library and pydantic, not {top}"
+    if here == "verify" and top not in sys.stdlib_module_names and top != "egressd":
+        return f"verify/ runs on whatever Python a sandbox has, which has no {top}"
     there = part_of(found.target)
     if here is None or there is None or here == there or not is_part(there):
         return None
@@ -203,6 +213,16 @@ CASES: list[tuple[str, str, str | None]] = [
     ("egressd.lab.names", "from egressd.policy import names", "lab may not know policy"),
     ("egressd.cli.demo", "from egressd.lab import Lab", None),
     ("egressd.cli.run", "from egressd.lab import Lab", "cli may not know lab"),
+    ("egressd.cli.verify_run", "from egressd.lab import topology", None),
+    ("egressd.cli.verify_run", "from egressd.verify.probe import Probe", None),
+    ("egressd.cli.verify_scene", "from egressd.lab import Lab", "cli may not know lab"),
+    ("egressd.verify.files", "from egressd.wiring import ruleset", "verify may not know wiring"),
+    (
+        "egressd.verify.files",
+        "import pydantic",
+        "verify/ runs on whatever Python a sandbox has, which has no pydantic",
+    ),
+    ("egressd.wiring.launch", "from egressd.verify import probe", "wiring may not know verify"),
     ("egressd.control.supervisor", "from egressd.cli import main", "control may not know cli"),
     ("egressd.lab.names", "import dnslib", DNSLIB),
     ("egressd.gate.dns.server", "import dnslib", None),

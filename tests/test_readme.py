@@ -28,6 +28,7 @@ PAGES = [
     "CONTRIBUTING.md",
     "docs/records.md",
     "docs/dns.md",
+    "docs/verify.md",
     "rules/README.md",
 ]
 ATTEMPT = re.compile(r"\b[0-9a-f]{28}\b")

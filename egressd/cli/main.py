@@ -56,6 +56,12 @@ def _demo(app: typer.Typer) -> None:
     demo.register(app)
 
 
+def _verify(app: typer.Typer) -> None:
+    from egressd.cli import verify
+
+    verify.register(app)
+
+
 VERBS: dict[str, Callable[[typer.Typer], None]] = {
     "run": _run,
     "check": _check,
@@ -63,6 +69,7 @@ VERBS: dict[str, Callable[[typer.Typer], None]] = {
     "log": _log,
     "ca": _ca,
     "demo": _demo,
+    "verify": _verify,
 }
 """Every verb, in the order in which the help names them."""
 
