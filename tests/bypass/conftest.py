@@ -14,9 +14,12 @@ from tests.bypass.reload import in_force
 from tests.e2e.conftest import WAYS, build, until
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out what would be tried as root only to see the same again: any user can try it rootless."""
-    items[:] = [item for item in items if not _needless(item)]
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what would be tried as root only to see the same again: any user can try it rootless."""
+    needless = [item for item in items if _needless(item)]
+    if needless:
+        config.hook.pytest_deselected(items=needless)
+        items[:] = [item for item in items if not _needless(item)]
 
 
 def _needless(item: pytest.Item) -> bool:
