@@ -240,6 +240,8 @@ _SEEDS = (
     + bytes((1, 5, 1))
     + b"x-trailer:1\n",
     b"\0" + _SETTINGS + b"\x06\0\0pingping\n\x08\0\0\0\x01\0\0\n\x02\0\x01\0\0\0\0\x10\n",
+    b"\0" + _SETTINGS + _ask(1, b"POST", b"/a", flags=4) + (bytes((0, 0, 1)) + b"x" * 60 + b"\n") * 2,
+    b"\0" + _SETTINGS + _ask(1, b"CONNECT", b"/") + _ask(3, b"GET", b"/", b":protocol:websocket"),
     bytes((_RAW,))
     + frames.settings({3: 5})
     + frames.header_block(1, b"\x82\x87\x84\x41\x86\xa0\xe4\x1d\x13\x9d\x09", end=True),

@@ -59,6 +59,9 @@ def onward_request(fields: tuple[Field, ...], authority: bytes) -> tuple[Field, 
         if lower == b"host":
             host_seen = True
             result.append((name, authority))
+        elif lower == b"transfer-encoding":
+            # No case matters to us, as RFC 9112 §7 has it; an origin to which it does would read requests out of the body.
+            result.append((name, b"chunked"))
         else:
             result.append((name, value))
     return tuple(result) if host_seen else ((b"Host", authority), *result)

@@ -36,6 +36,7 @@ _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80
 _ABSOLUTE = re.compile(rb"([Hh][Tt][Tt][Pp][Ss]?)://([^/?#]*)([/?][^#]*)?")
 NOT_VALUE: Final = re.compile(rb"[^\t\x20-\x7e\x80-\xff]")
 _DIGITS = re.compile(rb"0|[1-9][0-9]{0,17}")
+_NO_LETTER = re.compile(rb"[^a-z0-9]")
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 
@@ -239,8 +240,9 @@ def declared_length(fields: tuple[Field, ...], version: bytes) -> Length | str:
             lengths.append(value)
         elif lower == b"transfer-encoding":
             codings.append(value)
-        elif lower.replace(b"_", b"-") in _FRAMING:
-            return "a framing field is spelled with an underscore"  # which gateways in front of origins fold into the real one
+        elif _NO_LETTER.sub(b"-", lower) in _FRAMING:
+            # Gateways in front of origins fold `_`, some of them every such character, into the real name.
+            return "a framing field is spelled with another character for its hyphen"
     if codings:
         if lengths:
             return "both Content-Length and Transfer-Encoding"

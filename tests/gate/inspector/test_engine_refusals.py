@@ -38,6 +38,7 @@ MALFORMED = {
     "identity after chunked": (post("Transfer-Encoding: chunked, identity\r\n"), "bad_framing"),
     "gzip before chunked": (post("Transfer-Encoding: gzip, chunked\r\n"), "bad_framing"),
     "an underscore for the hyphen": (post("Content_Length: 3\r\n", "abc"), "bad_framing"),
+    "a dot for the hyphen": (post("Transfer.Encoding: chunked\r\n", "abc"), "bad_framing"),
     "space before the colon": (post("Transfer-Encoding : chunked\r\n"), "bad_header"),
     "a fold": (post("X-A: b\r\n Host: evil.example.com\r\n"), "bad_header"),
     "a fold of the first field": (b"GET / HTTP/1.1\r\n Host: x\r\n\r\n", "bad_header"),

@@ -30,6 +30,12 @@ def test_a_connection_field_takes_its_own_away_but_not_the_framing() -> None:
     assert onward_response(fields) == ((b"Content-Length", b"3"),)
 
 
+def test_the_coding_goes_upstream_in_the_one_spelling_that_no_origin_overlooks() -> None:
+    assert onward_request(((b"Transfer-Encoding", b"chuNked"),), b"x")[1:] == (
+        (b"Transfer-Encoding", b"chunked"),
+    )
+
+
 def test_an_underscore_hides_no_field_of_a_request() -> None:
     fields = ((b"X_HTTP_Method_Override", b"PUT"), (b"Proxy_Authorization", b"x"), (b"My_Field", b"1"))
     assert onward_request(fields, b"x") == ((b"Host", b"x"), (b"My_Field", b"1"))
