@@ -8,7 +8,8 @@ from typing import Any
 
 from egressd.gate.channel import MESSAGE_LIMIT, Channel, ChannelBroken, Records, ToWorker
 from egressd.gate.recorder import AuditUnavailable
-from egressd.journal.record import Record
+from egressd.journal.record import Record, new_id
+from egressd.policy.reasons import Reason
 
 _BATCH_BYTES = MESSAGE_LIMIT - 1024
 _RECORD_BYTES = 16 * 1024
@@ -65,20 +66,29 @@ class ChannelRecorder:
         self._pending.append((record.as_dict(), written))
         if not self._flushing:
             self._flushing = True
-            asyncio.get_running_loop().call_soon(self.flush)
+            asyncio.get_running_loop().call_soon(self._turn_ends)
+
+    def _turn_ends(self) -> None:
+        self._flushing = False  # first: whatever becomes of this turn's records, the next turn's are sent
+        self.flush()
 
     def flush(self) -> None:
         """Send what is waiting now; what must be read before another message is flushed before it."""
-        self._flushing = False
         pending, self._pending = self._pending, []
         batch: list[dict[str, Any]] = []
         futures: list[asyncio.Future[None]] = []
         size = 0
         for fields, written in pending:
-            length = len(json.dumps(fields)) + 1
-            if length > _RECORD_BYTES:  # fields are clipped one by one; only many labels can come here
-                fields = {name: value for name, value in fields.items() if name != "labels"}
-                length = len(json.dumps(fields)) + 1
+            try:
+                fields, length = _fitting(fields)
+            except (
+                TypeError,
+                ValueError,
+            ):  # no record at all: it alone is not written, and nothing goes by it
+                if written is not None and not written.done():
+                    written.set_exception(AuditUnavailable("the record cannot be written"))
+                fields, length = _fitting(_unfit(fields))
+                written = None
             if batch and size + length > _BATCH_BYTES:
                 self._send(batch, futures)
                 batch, futures, size = [], [], 0
@@ -99,3 +109,26 @@ class ChannelRecorder:
             self._channel.send(Records(batch=self._batch, records=tuple(records)))
         except ChannelBroken:
             self.written(self._batch, ok=False)
+
+
+def _unfit(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return a record in the place of one that is no JSON."""
+    attempt = new_id()
+    return Record(
+        event="lost",
+        sandbox=str(fields["sandbox"]),
+        attempt_id=attempt,
+        root_id=attempt,
+        reason=Reason.INTERNAL_ERROR.value,
+        count=1,
+        detail="records that were not fit to be written",
+    ).as_dict()
+
+
+def _fitting(fields: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """Return a record that fits and its length; raises TypeError or ValueError for what is no JSON."""
+    length = len(json.dumps(fields)) + 1
+    if length > _RECORD_BYTES:  # fields are clipped one by one; only many labels can come here
+        fields = {name: value for name, value in fields.items() if name != "labels"}
+        length = len(json.dumps(fields)) + 1
+    return fields, length

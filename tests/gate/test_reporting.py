@@ -77,3 +77,40 @@ def test_what_one_turn_records_travels_together_within_the_limit() -> None:
         assert 1 < len(channel.sent) < 60
 
     asyncio.run(body())
+
+
+def test_a_record_that_is_no_json_takes_no_other_with_it() -> None:
+    async def body() -> None:
+        recorder, channel = ChannelRecorder(timeout=0.05), FakeChannel()
+        recorder.attach(channel)  # type: ignore[arg-type]  # a fake
+        recorder.put(record(1))
+        unfit = asyncio.ensure_future(recorder.commit(record(2, status=b"200")))
+        fit = asyncio.ensure_future(recorder.commit(record(3)))
+        await turn()
+        records = [fields for message in channel.sent for fields in message.records]
+        assert [fields["event"] for fields in records] == ["decision", "lost", "decision"]
+        assert [fields["attempt_id"] for fields in records[::2]] == ["a1", "a3"]
+        assert records[1]["reason"] == "internal_error"
+        for message in channel.sent:
+            recorder.written(message.batch, ok=True)
+        await fit
+        with pytest.raises(AuditUnavailable):
+            await unfit
+
+    asyncio.run(body())
+
+
+def test_a_turn_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        recorder, channel = ChannelRecorder(timeout=0.05), FakeChannel()
+        recorder.attach(channel)  # type: ignore[arg-type]  # a fake
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        with monkeypatch.context() as patch:
+            patch.setattr(recorder, "flush", lambda: 1 / 0)
+            recorder.put(record(1))
+            await turn()
+        recorder.put(record(2))
+        await turn()
+        assert [fields["attempt_id"] for fields in channel.sent[0].records] == ["a1", "a2"]
+
+    asyncio.run(body())
