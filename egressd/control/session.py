@@ -22,7 +22,7 @@ from egressd.control.reconciliation import losses
 from egressd.control.sandboxes import SandboxListener, SandboxState, new_sandbox_id
 from egressd.control.supervisor import Supervisor, WorkerFailed, say
 from egressd.control.trust import Trust, build_trust, java_store_paths, system_bundle_paths, trust_environment
-from egressd.control.watch import changes, marks
+from egressd.control.watch import LOOK, changes, marks
 from egressd.gate.denials import PROBE
 from egressd.gate.settings import Settings
 from egressd.journal.record import Record, new_id
@@ -30,6 +30,7 @@ from egressd.journal.writer import Journal
 from egressd.policy.effective import EffectivePolicy
 from egressd.policy.reasons import Reason
 from egressd.rulefiles.load import Rules, load_rules
+from egressd.rulefiles.problems import Code
 from egressd.wiring import ruleset
 from egressd.wiring.launch import writable
 from egressd.wiring.namespace import Bind, Namespace, SandboxSpec, WiringError
@@ -50,7 +51,22 @@ class NotReady(Exception):
 
 
 class BadInput(Exception):
-    """Rules, profile or options that cannot be used; exit status 2."""
+    """Rules, profile or options that cannot be used; exit status 2.
+
+    `passing` says that a file could not be read, which may be otherwise a moment later without any change of the file.
+    """
+
+    def __init__(self, text: str, *, passing: bool = False) -> None:
+        super().__init__(text)
+        self.passing = passing
+
+
+@dataclass(frozen=True, slots=True)
+class _NotReloaded:
+    """Why rules were not put in force, and whether that may pass by itself."""
+
+    text: str
+    passing: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,23 +272,39 @@ class Session:
                 f"the sandbox can write {self._config.rules} or a folder above it: rules were read once and are not reloaded"
             )
             return
-        async for _ in changes(self._config.rules, self._marks):
-            try:
-                rules = await asyncio.to_thread(_read_rules, self._config.rules)
-                policy = _effective(rules, self._request.profile)
-            except BadInput as error:
-                say(f"rules not reloaded, the old ones stay in force:\n{error}")
-                self._note_policy(supervisor, str(error))
-                continue
-            if policy == self._policy:
-                continue
-            self._policy = policy
-            try:
-                await supervisor.adopt({self.id: policy})
-            except WorkerFailed as failure:  # its successor starts from the new policy
-                say(f"rules reloaded: policy {policy.digest()}, {failure}")
-            else:
-                say(f"rules reloaded: policy {policy.digest()}")
+        async for seen in changes(self._config.rules, self._marks):
+            told = ""
+            while (problem := await self._reload(supervisor)) is not None:
+                if problem.text != told:
+                    say(f"rules not reloaded, the old ones stay in force:\n{problem.text}")
+                    self._note_policy(supervisor, problem.text)
+                    told = problem.text
+                if not problem.passing:
+                    break
+                await asyncio.sleep(LOOK)
+                if marks(self._config.rules) != seen:  # the watch tells, once they rest
+                    break
+
+    async def _reload(self, supervisor: Supervisor) -> _NotReloaded | None:
+        """Read the rules and put them in force where they differ; returns why not. Never raises: the watch goes on."""
+        try:
+            policy = _effective(
+                await asyncio.to_thread(_read_rules, self._config.rules), self._request.profile
+            )
+        except BadInput as error:
+            return _NotReloaded(str(error), passing=error.passing)
+        except Exception as error:  # noqa: BLE001 -- no thread, no memory: no reason to follow the files no longer
+            return _NotReloaded(f"{type(error).__name__}: {error}", passing=True)
+        if policy == self._policy:
+            return None
+        self._policy = policy
+        try:
+            await supervisor.adopt({self.id: policy})
+        except WorkerFailed as failure:  # its successor starts from the new policy
+            say(f"rules reloaded: policy {policy.digest()}, {failure}")
+        else:
+            say(f"rules reloaded: policy {policy.digest()}")
+        return None
 
     def _note_policy(self, supervisor: Supervisor, problem: str) -> None:
         attempt_id = new_id()
@@ -322,7 +354,7 @@ def _read_rules(directory: Path) -> Rules:
     loaded = load_rules(directory)
     if isinstance(loaded, Rules):
         return loaded
-    raise BadInput(str(loaded))
+    raise BadInput(str(loaded), passing=any(problem.code is Code.UNREADABLE for problem in loaded))
 
 
 def _effective(rules: Rules, profile: str) -> EffectivePolicy:

@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,7 @@ from egressd.gate.channel import (
 from egressd.gate.settings import Settings
 from egressd.journal.ledger import Ledger
 from egressd.journal.record import Record, new_id
-from egressd.journal.writer import BadRecord, Journal, JournalUnavailable
+from egressd.journal.writer import BadRecord, Journal
 from egressd.policy.effective import EffectivePolicy
 from egressd.policy.reasons import Reason
 
@@ -62,6 +62,9 @@ _RENEW_BEFORE = 12 * 3600.0
 _RENEW_LOOK = 60.0
 _RESTARTS = 8
 _RESTART_WINDOW = 60.0
+_FIRST_PAUSE = 0.1
+_LAST_PAUSE = 2.0
+"""Seconds between two starts of which the first failed, doubled each time: descriptors or memory may be back by then."""
 
 
 class WorkerFailed(Exception):
@@ -83,6 +86,8 @@ class _Worker:
     ready: asyncio.Future[None]
     renew_at: float = 0.0
     """Unix seconds by which its intermediate is replaced."""
+    lost: str = ""
+    """Why it is gone, or no longer believed."""
 
 
 class Supervisor:
@@ -145,7 +150,10 @@ class Supervisor:
         waits = []
         for ids in changed.values():
             waits.append(self._expect("adopted", ids[0]))
-            self._send(Adopt(sandboxes=tuple(ids)), (self._sandboxes[ids[0]].policy_payload(),))
+            try:
+                self._send(Adopt(sandboxes=tuple(ids)), (self._sandboxes[ids[0]].policy_payload(),))
+            except OSError as error:
+                self._lose(f"cannot be told of new rules: {error.strerror}")
         for wait in waits:
             await self._await(wait, "the worker did not take the policy")
 
@@ -186,21 +194,48 @@ class Supervisor:
         self._starts = [start for start in self._starts if now - start < _RESTART_WINDOW] + [now]
         if len(self._starts) > _RESTARTS:
             raise WorkerFailed(f"the worker died {_RESTARTS} times within {_RESTART_WINDOW:.0f} s")
+        try:
+            worker = await self._execute()
+        except OSError as error:
+            self._starts.pop()  # nothing was started that could have died
+            raise WorkerFailed(f"no worker can be started: {error.strerror or error}") from error
+        try:
+            self._configure(worker)
+            await self._await(worker.ready, "the worker did not get ready", seconds=_START_TIMEOUT)
+            if worker.lost:  # since it said that it was ready
+                raise WorkerFailed(f"worker {worker.name} is gone ({worker.lost})")
+            self._worker = worker
+            for sandbox in self._sandboxes.values():
+                self._give(worker, sandbox)
+        except BaseException as error:
+            if self._worker is worker:
+                self._worker = None
+            worker.channel.close()
+            await _end(worker.process)
+            if isinstance(error, Exception) and not isinstance(error, WorkerFailed):
+                self._starts.pop()  # it was no fault of the worker's
+                raise WorkerFailed(f"a worker could not be given its work: {error}") from error
+            raise
+
+    async def _execute(self) -> _Worker:
+        """Start the process; raises OSError with nothing left open."""
         self._count += 1
-        name = f"w{self._count}"
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-I",
-                "-m",
-                "egressd.gate.worker",
-                str(theirs.fileno()),
-                pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
-                env={"PATH": os.defpath, "LANG": "C.UTF-8"},
-            )
-        loop = asyncio.get_running_loop()
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-I",
+                    "-m",
+                    "egressd.gate.worker",
+                    str(theirs.fileno()),
+                    pass_fds=(theirs.fileno(),),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    env={"PATH": os.defpath, "LANG": "C.UTF-8"},
+                )
+            except BaseException:
+                ours.close()
+                raise
         worker: _Worker
         channel: Channel[Any] = Channel(
             ours,
@@ -208,32 +243,20 @@ class Supervisor:
             lambda message, fds: self._on_message(worker, message, fds),
             lambda reason: self._on_lost(worker, reason),
         )
-        worker = _Worker(name, process, channel, loop.create_future())
+        worker = _Worker(f"w{self._count}", process, channel, asyncio.get_running_loop().create_future())
+        return worker
+
+    def _configure(self, worker: _Worker) -> None:
         identity = Identity(uid=WORKER_UID, gid=WORKER_UID) if _may_become(WORKER_UID) else None
-        issuer = sealed(self._issuer(worker))
-        try:
-            own = local_addresses()
-            channel.send(
-                Configure(
-                    worker=name,
-                    settings=self._settings,
-                    identity=identity,
-                    own_addresses=own,
-                    certificate=self._authority.pem.decode("ascii"),
-                ),
-                (issuer,),
-            )
-        finally:
-            os.close(issuer)
-        self._worker = worker
-        try:
-            await self._await(worker.ready, "the worker did not get ready", seconds=_START_TIMEOUT)
-        except WorkerFailed:
-            channel.close()
-            await _end(process)
-            raise
-        for sandbox in self._sandboxes.values():
-            self._give(worker, sandbox)
+        message = Configure(
+            worker=worker.name,
+            settings=self._settings,
+            identity=identity,
+            own_addresses=local_addresses(),
+            certificate=self._authority.pem.decode("ascii"),
+        )
+        with _sealed(self._issuer(worker)) as issuer:
+            worker.channel.send(message, issuer)
 
     def _issuer(self, worker: _Worker) -> bytes:
         issued = issue_worker_intermediate(self._authority, worker.name, time.time())
@@ -242,45 +265,43 @@ class Supervisor:
 
     def _give(self, worker: _Worker, sandbox: SandboxState) -> None:
         levels = sandbox.levels_payload(time.monotonic())
-        fds = [sealed(payload) for payload in (sandbox.policy_payload(), sandbox.pairs_payload(), levels)]
         message = Serve(
             sandbox=sandbox.id,
             labels=sandbox.labels,
             traceparent=sandbox.traceparent,
             listeners=tuple(listener.spec for listener in sandbox.listeners),
         )
-        try:
+        payloads = sandbox.policy_payload(), sandbox.pairs_payload(), levels
+        # ChannelBroken: it is dying, and its successor gets the sandbox
+        with _sealed(*payloads) as fds, contextlib.suppress(ChannelBroken):
             worker.channel.send(
                 message, [*fds, *(listener.socket.fileno() for listener in sandbox.listeners)]
             )
-        except ChannelBroken:
-            pass  # it is dying: its successor gets the sandbox
-        finally:
-            for fd in fds:
-                os.close(fd)
 
     def _send(self, message: Adopt | Revoke | Renew, payloads: Sequence[bytes] = ()) -> None:
+        """Tell the worker, if there is one; raises OSError where it could not be told."""
         if self._worker is None:
             return
-        fds = [sealed(payload) for payload in payloads]
-        try:
+        # ChannelBroken: it is dying, and its successor starts from the newest state
+        with _sealed(*payloads) as fds, contextlib.suppress(ChannelBroken):
             self._worker.channel.send(message, fds)
-        except ChannelBroken:
-            pass  # it is dying: its successor starts from the newest state
-        finally:
-            for fd in fds:
-                os.close(fd)
 
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(_RENEW_LOOK)
             worker = self._worker
             if worker is not None and time.time() > worker.renew_at:  # by the wall: certificates end by it
-                self._send(Renew(), (self._issuer(worker),))
+                before = worker.renew_at
+                try:
+                    self._send(Renew(), (self._issuer(worker),))
+                except OSError as error:
+                    worker.renew_at = before  # at the next look
+                    say(f"worker {worker.name} was not given its next certificate: {error.strerror}")
 
     def _on_lost(self, worker: _Worker, reason: str) -> None:
         """The worker is gone or no longer to be believed: write the ends it owes, start another."""
-        if not worker.ready.done():
+        worker.lost = reason or "lost"
+        if not worker.ready.done():  # who starts it hears of it, and starts the next
             worker.ready.set_exception(WorkerFailed(f"worker {worker.name}: {reason}"))
             worker.ready.exception()  # seen, whether or not somebody still waits
         if worker is not self._worker or self._stopping:
@@ -290,9 +311,16 @@ class Supervisor:
         say(f"worker {worker.name} is gone ({reason}); starting another")
         self._task(self._replace(worker))
 
+    def _lose(self, why: str) -> None:
+        """End the worker: it would go on by what no longer holds, and its successor starts from the newest state."""
+        if (worker := self._worker) is not None:
+            worker.channel.close()
+            self._on_lost(worker, why)
+
     async def _replace(self, worker: _Worker) -> None:
         await _end(worker.process)
         self._write(self._ledger.close_all(set(self._sandboxes), Reason.WORKER_DIED))
+        pause, told = _FIRST_PAUSE, ""
         while not self._stopping:
             try:
                 await self._spawn()
@@ -300,9 +328,13 @@ class Supervisor:
                 if len(self._starts) > _RESTARTS:
                     self._failed(str(failure))
                     return
-                say(str(failure))
+                if str(failure) != told:
+                    told = str(failure)
+                    say(f"{told}; nothing leaves meanwhile")
             else:
                 return
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LAST_PAUSE)
 
     # messages
 
@@ -344,7 +376,9 @@ class Supervisor:
             return
         try:
             self._journal.append(message.records, allowed_sandboxes=allowed)
-        except JournalUnavailable as error:
+        except BadRecord:
+            raise  # what no sound worker sends ends it
+        except Exception as error:  # noqa: BLE001 -- law 1: whatever fails, the batch is not in the journal
             self._written(worker, message, error)
         else:
             self._written(worker, message, None)
@@ -352,19 +386,22 @@ class Supervisor:
     async def _commit(self, worker: _Worker, message: Records, allowed: Collection[str]) -> None:
         try:
             await self._journal.commit(message.records, allowed_sandboxes=allowed)
-        except JournalUnavailable as error:
-            self._written(worker, message, error)
         except BadRecord as error:
             worker.channel.close()
             self._on_lost(worker, str(error))
+        except Exception as error:  # noqa: BLE001 -- as above
+            self._written(worker, message, error)
         else:
             self._written(worker, message, None)
 
-    def _written(self, worker: _Worker, message: Records, error: JournalUnavailable | None) -> None:
-        self._found.feed(message.records)  # what the journal could not take it counts as lost itself
-        if error is None:
-            self._ledger.feed(message.records)
-        else:
+    def _written(self, worker: _Worker, message: Records, error: Exception | None) -> None:
+        try:
+            self._found.feed(message.records)  # what the journal could not take it counts as lost itself
+            if error is None:
+                self._ledger.feed(message.records)
+        except Exception as failure:  # noqa: BLE001 -- what cannot be ended later may not begin
+            error = failure
+        if error is not None:
             self._complain(error)
         with contextlib.suppress(ChannelBroken):  # it has died meanwhile
             worker.channel.send(Written(batch=message.batch, ok=error is None))
@@ -412,7 +449,7 @@ class Supervisor:
             return
         try:
             self._journal.append(records)
-        except (JournalUnavailable, BadRecord) as error:
+        except Exception as error:  # noqa: BLE001 -- what hangs on these records is not let out by them
             self._complain(error)
 
     # waiting
@@ -446,6 +483,19 @@ def _may_become(uid: int) -> bool:
     with open("/proc/self/uid_map", encoding="utf-8") as file:
         ranges = [tuple(map(int, line.split())) for line in file]
     return any(inside <= uid < inside + count for inside, _, count in ranges)
+
+
+@contextlib.contextmanager
+def _sealed(*payloads: bytes) -> Iterator[list[int]]:
+    """Sealed copies of payloads as descriptors, closed afterwards; raises OSError with none left open."""
+    fds: list[int] = []
+    try:
+        for payload in payloads:
+            fds.append(sealed(payload))
+        yield fds
+    finally:
+        for fd in fds:
+            os.close(fd)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -265,13 +265,22 @@ class Channel[In: BaseModel]:
         self._loop.add_reader(sock.fileno(), self._readable)
 
     def send(self, message: BaseModel, descriptors: Sequence[int] = ()) -> None:
-        """Queue a message; the descriptors are duplicated at once, so the caller keeps its own. Raises ChannelBroken."""
+        """Queue a message; the descriptors are duplicated at once, so the caller keeps its own.
+
+        Raises ChannelBroken, or OSError when they cannot be duplicated.
+        """
         data = message.model_dump_json().encode()
         if not self._open or self._deaf:
             raise ChannelBroken("closed")
         if len(data) > MESSAGE_LIMIT:
             raise ChannelBroken(f"message of {len(data)} bytes")
-        copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in descriptors]
+        copies: list[int] = []
+        try:
+            copies.extend(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in descriptors)
+        except OSError:  # out of descriptors: nothing is queued, and none of ours stays open
+            for fd in copies:
+                os.close(fd)
+            raise
         self._queue.append((data, copies))
         if len(self._queue) == 1:
             self._flush()
