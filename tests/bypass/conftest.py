@@ -10,7 +10,7 @@ import pytest
 
 from egressd.lab import Lab
 from tests.bypass.arena import RULES, Arena, Row, arena
-from tests.bypass.reload import in_force
+from tests.bypass.reload import adopt, in_force
 from tests.e2e.conftest import WAYS, build, until
 
 
@@ -77,3 +77,14 @@ def live(once: Arena) -> Iterator[Arena]:
     shutil.rmtree(stand.rules, ignore_errors=True)
     kept.rename(stand.rules)
     until(lambda: in_force(stand) == {digest}, 8, "the rules as they were")
+
+
+@pytest.fixture
+def drilled(once: Arena) -> Iterator[Arena]:
+    """Two sandboxes at work before a drill, and by the module's rules again after it."""
+    rules = once.stand.profile.read_text()
+    once.life_goes_on()
+    once.lab.forget()
+    yield once
+    if once.stand.profile.read_text() != rules:
+        adopt(once, rules)

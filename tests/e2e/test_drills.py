@@ -108,7 +108,7 @@ def test_a_dead_control_is_no_way_out(stand: Stand) -> None:
     )
     process = stand.start(["sh", "-c", script])
     try:
-        until(lambda: stand.lab.requests(path="/n"), 20, "the first request")
+        until(lambda: stand.lab.requests(path="/n") and marker.exists(), 20, "the first request")
         worker = worker_of(process.pid)
         os.kill(process.pid, signal.SIGKILL)
         process.wait(10)
