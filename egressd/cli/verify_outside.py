@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from egressd.cli.verify_ground import descendants
+from egressd.cli.verify_scene import is_allowed
 from egressd.control.config import Config
+from egressd.policy.compile import CompiledPolicy
 from egressd.verify.probe import Outcome, held, judged, listed, opened, untried
 from egressd.verify.scene import Allowed
 
@@ -43,7 +45,9 @@ class View:
     journal: Path
     nonce: str
     allowed: Allowed | None
-    wild: str
+    policy: CompiledPolicy
+    now: float
+    evil_is_allowed: bool
     without: bool
 
 
@@ -204,11 +208,10 @@ def records(view: View) -> Outcome:
     decisions = [record for record in _read(view.journal) if record.get("event") == "decision"]
     if not decisions:
         return opened("there is no record of any attempt")
-    welcome = {view.allowed.name} if view.allowed else set()
     allowed = sorted({
         f"{record.get('layer')} {record.get('host')}"
         for record in decisions
-        if record.get("verdict") == "allow" and not _is_expected(record, welcome, view.wild)
+        if record.get("verdict") == "allow" and not _is_expected(record, view)
     })  # fmt: skip
     layers = {record.get("layer") for record in decisions if record.get("verdict") != "allow"}
     missing = sorted({"dns", "connection", "packet"} - layers) if not allowed else []
@@ -218,12 +221,16 @@ def records(view: View) -> Outcome:
     return opened(listed(found)) if found else held(f"{len(decisions)} decisions, all as they should be")
 
 
-def _is_expected(record: dict[str, Any], welcome: set[str], wild: str) -> bool:
-    """Whether a record may allow: the rules' own request, egressd's own pages, and asking below an allowed wildcard."""
+def _is_expected(record: dict[str, Any], view: View) -> bool:
+    """Whether a record may allow: the rules' own request, egressd's own pages, and asking for names that a rule allows.
+
+    Nobody connects to any of those but the first; where the rules let the whole web be read, to strangers' too.
+    """
     host = str(record.get("host", ""))
-    own = record.get("reason") == "internal_page"
-    asked = record.get("layer") == "dns" and bool(wild) and host.endswith(f".{wild}")
-    return host in welcome or own or asked
+    if record.get("reason") == "internal_page" or (view.allowed is not None and host == view.allowed.name):
+        return True
+    asked = record.get("layer") == "dns" or view.evil_is_allowed
+    return asked and is_allowed(view.policy, host, view.now)
 
 
 def _read(journal: Path) -> Iterator[dict[str, Any]]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import re
 import secrets
 import ssl
+import stat
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ import egressd
 from egressd.cli import verify_outside as outside
 from egressd.cli.verify_ground import Ground, Options, Stranger, descendants
 from egressd.cli.verify_inside import BrokeOff, Inside
-from egressd.cli.verify_scene import allowed_request, edges, wildcard_suffix
+from egressd.cli.verify_scene import allowed_request, edges, is_allowed, wildcard_suffix
 from egressd.cli.verify_table import VerifyTable
 from egressd.cli.verify_world import (
     EVIL,
@@ -34,7 +37,18 @@ from egressd.lab import topology
 from egressd.policy.compile import CompiledPolicy
 from egressd.rulefiles.load import Rules, load_rules
 from egressd.verify import inside
-from egressd.verify.probe import BROKE_OFF, HELD, OPEN, UNTRIED, Outcome, Probe, broke_off, in_order, opened
+from egressd.verify.probe import (
+    BROKE_OFF,
+    HELD,
+    OPEN,
+    UNTRIED,
+    Outcome,
+    Probe,
+    broke_off,
+    in_order,
+    opened,
+    safe,
+)
 from egressd.verify.processes import started
 from egressd.verify.scene import Process
 from egressd.wiring.errors import WiringError
@@ -84,6 +98,7 @@ class Verification:
         self._allowed = allowed_request(self._policy, now, SERVED) if lab else None
         self._edges = edges(self._policy, EVIL, now) if lab else []
         self._wild = wildcard_suffix(self._policy, now) if lab else ""
+        self._evil_is_allowed = is_allowed(self._policy, f"www.{EVIL}", now)
         self._rows: list[dict[str, Any]] = []
         self._notes: list[str] = []
         self._left: dict[str, Any] = {}
@@ -108,7 +123,7 @@ class Verification:
             view(SandboxSpec(workspace=str(here), env={}, home=home, masks=masks))
         except WiringError as error:
             spare.chmod(0o755)
-            self._notes.append(f"{here} is no workspace ({error.stderr}), so an empty one was used")
+            self._notes.append(safe(f"{here} is no workspace ({error.stderr}), so an empty one was used"))
             return spare
         return here
 
@@ -142,6 +157,7 @@ class Verification:
             "special": [] if targets else SPECIAL,
             "metadata_names": [] if targets else metadata_names(),
             "evil": "" if targets else EVIL,
+            "evil_is_allowed": self._evil_is_allowed,
             "host_addresses": _host_addresses(self._options),
             "own_ends": [*OWN_ADDRESSES.values(), "127.0.0.1", "::1"],
             "resolver": topology.DNS if self._options.without else RESOLVER,
@@ -154,7 +170,10 @@ class Verification:
             "neighbour_files": [*neighbour.files, *witness.files],
             "neighbour_memory": neighbour.memory,
             "abstract": [*neighbour.abstract, *witness.abstract],
-            "sockets": [each for each in witness.sockets if each != str(ground.control_socket)],
+            "sockets": [
+                *(each for each in witness.sockets if each != str(ground.control_socket)),
+                *callers_sockets(os.environ),
+            ],
             "secret": ground.secret,
             "uids": sorted({0, WORKER_UID, SOCKET_UID, os.geteuid(), SANDBOX_UID + 1000}),
             "processes": list(_processes(made.process.pid)),
@@ -224,7 +243,9 @@ class Verification:
             journal=ground.journal,
             nonce=self._nonce,
             allowed=self._allowed,
-            wild=self._wild,
+            policy=self._policy,
+            now=time.time(),
+            evil_is_allowed=self._evil_is_allowed,
             without=self._options.without,
         )
         for probe, attempt in outside.MADE.items():
@@ -303,6 +324,19 @@ def _host_addresses(options: Options) -> tuple[str, ...]:
     if options.targets:
         return ()
     return topology.OPEN if options.without else topology.HOST
+
+
+def callers_sockets(environ: Mapping[str, str]) -> list[str]:
+    """The Unix sockets that the caller's variables name: agents, buses, engines, displays, as paths or addresses of them."""
+    found = []
+    for value in environ.values():
+        for path in re.findall(r"(?:^|=|unix://|unix:path=)(/[^,;=\s]+)", value):
+            with contextlib.suppress(OSError, ValueError):
+                if stat.S_ISSOCK(os.stat(path).st_mode):
+                    found.append(path)
+    if match := re.match(r":(\d+)", environ.get("DISPLAY", "")):
+        found.append(f"/tmp/.X11-unix/X{match[1]}")  # noqa: S108 - where X servers listen
+    return found
 
 
 def _processes(stand: int) -> Iterator[Process]:

@@ -74,6 +74,15 @@ def wildcard_suffix(policy: CompiledPolicy, now: float) -> str:
     return ""
 
 
+def is_allowed(policy: CompiledPolicy, text: str, now: float) -> bool:
+    """Whether a rule allows some connection to the name. What observe mode lets through no rule allows."""
+    name = parse_name(text)
+    if isinstance(name, BadHost):
+        return False
+    decision = decide(policy, DnsQuestion(name), now)
+    return decision.allowed and not decision.would_deny
+
+
 def edges(policy: CompiledPolicy, evil: str, now: float) -> list[Edge]:
     """Return names just beside what the rules allow which they do not allow; at most MOST_EDGES, `evil` a stranger's domain."""
     allowed = [entry for entry in policy.effective.entries if entry.effect == "allow"]
@@ -81,7 +90,7 @@ def edges(policy: CompiledPolicy, evil: str, now: float) -> list[Edge]:
     turns = chain.from_iterable(zip_longest(*each_rule))
     found: dict[str, Edge] = {}
     for edge in turns:
-        if edge is not None and edge.name not in found and _is_refused(policy, edge.name, now):
+        if edge is not None and edge.name not in found and _is_edge(policy, edge.name, now):
             found[edge.name] = edge
             if len(found) == MOST_EDGES:
                 break
@@ -102,10 +111,6 @@ def _beside(pattern: HostPattern, evil: str) -> Iterator[Edge]:
         yield Edge(".".join(rest), f"above {name}")
 
 
-def _is_refused(policy: CompiledPolicy, text: str, now: float) -> bool:
-    """Whether no rule allows the name. What observe mode lets through no rule allows either."""
+def _is_edge(policy: CompiledPolicy, text: str, now: float) -> bool:
     name = parse_name(text)
-    if isinstance(name, BadHost) or len(name) < 2:
-        return False
-    decision = decide(policy, DnsQuestion(name), now)
-    return not decision.allowed or decision.would_deny
+    return not isinstance(name, BadHost) and len(name) > 1 and not is_allowed(policy, text, now)

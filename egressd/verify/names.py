@@ -66,6 +66,8 @@ def denied_name(scene: Scene) -> Outcome:
     """Resolve a name that no rule allows and ask it for something, in clear, by TLS and by the proxy."""
     if not scene.evil:
         return untried(_LAB_ONLY)
+    if scene.evil_is_allowed:
+        return untried("the rules let the whole public web be read")
     name = f"{scene.nonce}.denied.{scene.evil}"
     answer = wire.dns(scene.resolver, name)
 

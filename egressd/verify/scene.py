@@ -46,6 +46,7 @@ class Scene:
         # names
         self.resolver = str(told.get("resolver", ""))
         self.evil = str(told.get("evil", ""))
+        self.evil_is_allowed = bool(told.get("evil_is_allowed"))
         self.metadata_names = _texts(told, "metadata_names")
         self.wild = str(told.get("wild", ""))
         self.edges = [Edge(*each) for each in told.get("edges", [])]

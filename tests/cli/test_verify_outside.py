@@ -15,7 +15,9 @@ import pytest
 
 from egressd.cli.verify_outside import View, command_of, host_files, host_identity, records
 from egressd.control.config import Config, load_config
+from egressd.policy.effective import EntryLimits, Rate
 from egressd.verify.scene import Allowed
+from tests.policy.entries import NOON, allow, policy
 
 READY = {"event": "sandbox", "detail": "ready"}
 
@@ -46,7 +48,9 @@ def view(config: Config, tmp_path: Path) -> View:
         journal=tmp_path / "records.jsonl",
         nonce="n",
         allowed=Allowed("a.com", 443, "https", "GET", "/"),
-        wild="w.com",
+        policy=policy(allow("a.com"), allow("*.w.com")),
+        now=NOON,
+        evil_is_allowed=False,
         without=False,
     )
 
@@ -190,6 +194,21 @@ REFUSED = [decision("dns", "deny"), decision("connection", "deny"), decision("pa
 def test_the_records_are_judged(view: View, lines: list[dict[str, Any]], verdict: str, detail: str) -> None:
     view.journal.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"half')
     assert records(view) == (verdict, detail)
+
+
+def test_where_the_whole_web_may_be_read_strangers_may_be_reached(view: View) -> None:
+    limits = EntryLimits(
+        requests=Rate(amount=1, seconds=1),
+        upload=Rate(amount=1, seconds=1),
+        new_hosts=Rate(amount=1, seconds=1),
+    )
+    web = dataclasses.replace(
+        view, policy=policy(allow(public_web=True, limits=limits)), evil_is_allowed=True
+    )
+    lines = [READY, *REFUSED, decision("connection", "allow", host="evil-lab.com")]
+    view.journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert records(web).verdict == "held", records(web)
+    assert records(view).verdict == "open"
 
 
 def test_a_journal_that_is_not_there_is_open(view: View) -> None:

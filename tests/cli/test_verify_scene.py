@@ -6,7 +6,7 @@ import datetime as dt
 
 import pytest
 
-from egressd.cli.verify_scene import MOST_EDGES, allowed_request, edges, wildcard_suffix
+from egressd.cli.verify_scene import MOST_EDGES, allowed_request, edges, is_allowed, wildcard_suffix
 from egressd.policy.compile import CompiledPolicy
 from egressd.policy.decide import decide
 from egressd.verify.scene import Allowed
@@ -111,3 +111,16 @@ def test_every_edge_is_refused_by_the_rules_and_a_hundred_rules_get_their_turn()
 def test_what_observing_lets_through_is_an_edge_all_the_same() -> None:
     rules = policy(allow("api.a.com"), observe_until=dt.date(2027, 4, 10))
     assert "verify.api.a.com" in {edge.name for edge in edges(rules, EVIL, NOON)}
+
+
+@pytest.mark.parametrize(
+    ("rules", "name", "allowed"),
+    [
+        (policy(allow("a.com")), "a.com", True),
+        (policy(allow("a.com")), "b.com", False),
+        (policy(allow("a.com"), observe_until=dt.date(2027, 4, 10)), "b.com", False),
+        (policy(allow("a.com")), "no name", False),
+    ],
+)
+def test_a_name_is_allowed_by_a_rule_or_not_at_all(rules: CompiledPolicy, name: str, allowed: bool) -> None:
+    assert is_allowed(rules, name, NOON) is allowed
