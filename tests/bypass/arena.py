@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +54,8 @@ deny:
   - id: never-x
     hosts: [x.wild-lab.com]
 """
+_ALIVE = "/n?alive"
+"""What is asked to see that life goes on."""
 _PATIENCE = 30.0
 _BOOK = "witness"
 _SETTLE = 0.25
@@ -157,6 +160,7 @@ class Arena:
         mark = len(self.stand.records()) if row.decisions is None else self.settled()
         self.lab.forget()
         said = self.a.run(row.code, row.seconds)
+        ended = time.monotonic()
         records = self.new_records(mark, row.records)
         assert re.search(row.sees, said, re.S), f"{row.id}: the client saw {said[-2000:]!r}"
         got = {(r.get("layer"), r.get("verdict"), r.get("reason")) for r in records}
@@ -170,9 +174,13 @@ class Arena:
         assert not row.shows or any(_has(record, row.shows) for record in records), (
             f"{row.id}: no record has {row.shows}: {records}"
         )
-        self.nothing_reached(row.reaches, row.asks)
-        self.particulars(row, Outcome(self.lab, said, self.stand.records()[mark:]))
-        self.life_goes_on()
+        looks = row.decisions is not None or row.also is not None
+        if not looks:
+            self.life_goes_on()  # while what is late still comes
+        self.nothing_reached(row.reaches, row.asks, since=ended)
+        if looks:
+            self.particulars(row, Outcome(self.lab, said, self.stand.records()[mark:]))
+            self.life_goes_on()
 
     def prepare(self, row: Row) -> None:
         """Lay out what the attacker owns; answers that change begin anew."""
@@ -218,16 +226,22 @@ class Arena:
                 return records
             time.sleep(0.02)
 
-    def nothing_reached(self, reaches: Sequence[str] = (), asks: Sequence[str] = ()) -> None:
-        """Neither the attacker, nor metadata, nor any host but those named saw anything; nor did DNS, of other names."""
-        time.sleep(_SETTLE)
+    def nothing_reached(
+        self, reaches: Sequence[str] = (), asks: Sequence[str] = (), since: float | None = None
+    ) -> None:
+        """Neither the attacker, nor metadata, nor any host but those named saw anything; nor did DNS, of other names.
+
+        `since` is when the attack ended (monotonic seconds), now if not given.
+        """
+        now = time.monotonic()
+        time.sleep(max(0.0, (since or now) + _SETTLE - now))
         assert self.lab.packets_lost() == 0
         assert self.lab.attacker_hits() == [], self.lab.attacker_hits()
         assert self.lab.metadata_hits() == []
         assert self.witnessed == {}
         never = (*topology.ATTACKERS, *topology.METADATAS)
         assert [flow for flow in self.lab.packets("host") if flow.address in never] == []
-        hosts = {request.host for request in self.lab.requests()}
+        hosts = {request.host for request in self.lab.requests() if request.target != _ALIVE}
         assert hosts <= set(reaches), f"requests reached {hosts - set(reaches)}"
         names = {query.name for query in self.lab.dns_queries()}
         assert names <= {*reaches, *asks, "api.lab-origin.com"}, f"DNS was asked for {names}"
@@ -244,9 +258,10 @@ class Arena:
 
     def life_goes_on(self) -> None:
         """The next legitimate request of this sandbox and of another one works."""
-        code = "say(shown(tls('api.lab-origin.com', 443, get(), 'api.lab-origin.com')))"
-        for who, driver in (("A", self.a), ("B", self.b)):
-            said = driver.run(code)
+        code = f"say(shown(tls('api.lab-origin.com', 443, get({_ALIVE!r}), 'api.lab-origin.com')))"
+        with ThreadPoolExecutor(2) as both:
+            heard = list(both.map(lambda driver: driver.run(code), (self.a, self.b)))
+        for who, said in zip("AB", heard, strict=True):
             assert "200 OK" in said, f"sandbox {who} can no longer make an allowed request: {said[-500:]}"
 
 
