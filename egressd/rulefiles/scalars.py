@@ -27,10 +27,13 @@ _YES = frozenset({"y", "yes", "on"})
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _OCTAL = re.compile(r"0o[0-7]+")
 _HEX = re.compile(r"0x[0-9a-fA-F]+")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_FLOAT = re.compile(r"[-+]?(0|[1-9][0-9]*)\.[0-9]*|\.[0-9]+")
+_FLOAT_1_2 = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
-_UNDERSCORES = re.compile(r"[-+]?[0-9][0-9_]*_[0-9_]*(\.[0-9_]*)?|0[xob][0-9a-fA-F_]*_[0-9a-fA-F_]*")
+_UNDERSCORES = re.compile(
+    r"[-+]?[0-9][0-9_]*_[0-9_]*(\.[0-9_]*)?|[-+]?[0-9]*\.[0-9_]*_[0-9_]*([eE][-+]?[0-9]+)?|[-+]?0[xob][0-9a-fA-F_]*_[0-9a-fA-F_]*"
+)
 _SEXAGESIMAL = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?")
 _BINARY = re.compile(r"[-+]?0b[01]+")
@@ -79,16 +82,15 @@ def _number(text: str) -> Scalar | Surprise:
             "a decimal or an octal number",
             f"{quoted}, or {text.lstrip('+-').lstrip('0') or '0'} for the number",
         )
-    if _BINARY.fullmatch(text) or _SIGNED_BASE.fullmatch(text):
+    if _BINARY.fullmatch(text) or _OCTAL.fullmatch(text) or _SIGNED_BASE.fullmatch(text):
         return Surprise("a number or a text", quoted)
     if len(text) > _MOST_DIGITS:
         return text
-    if _OCTAL.fullmatch(text):
-        return int(text[2:], 8)
     if _HEX.fullmatch(text):
         return int(text[2:], 16)
     if _NOT_FINITE.fullmatch(text):
         return Surprise("a text or a number that is not finite", quoted)
     if _FLOAT.fullmatch(text):
         return float(text)
-    return text
+    # Without a dot, or without a sign in the exponent, readers of YAML 1.1 see a text.
+    return Surprise("a number or a text", quoted) if _FLOAT_1_2.fullmatch(text) else text
