@@ -156,9 +156,9 @@ class Session:
         await namespace.end()  # from here on nothing more is sent, so that the kernel's counts are final
         counting = asyncio.create_task(_counted(namespace))
         await supervisor.remove(self.id, shutdown=True)
+        await supervisor.stop()  # first: a record that came later would be missing now and found then
         self._reconcile(supervisor, await counting)
         await namespace.destroy()
-        await supervisor.stop()
 
     def _reconcile(self, supervisor: Supervisor, counted: Counted | str) -> None:
         """Hold the kernel's own counts against the records; what is missing is written down as such (law 8)."""

@@ -162,10 +162,11 @@ class Supervisor:
         sandbox = self._sandboxes.get(sandbox_id)
         if sandbox is None:
             return
-        gone = self._expect("gone", sandbox_id)
-        self._send(Revoke(sandbox=sandbox_id, reason="shutdown" if shutdown else "revoked"))
-        with contextlib.suppress(WorkerFailed):
-            await self._await(gone, "the worker did not let the sandbox go", seconds=3.0)
+        if self._worker is not None:  # else nothing of it is open anywhere
+            gone = self._expect("gone", sandbox_id)
+            self._send(Revoke(sandbox=sandbox_id, reason="shutdown" if shutdown else "revoked"))
+            with contextlib.suppress(WorkerFailed):
+                await self._await(gone, "the worker did not let the sandbox go", seconds=3.0)
         reason = Reason.SHUTDOWN if shutdown else Reason.REVOKED
         self._write(self._ledger.close_all({sandbox_id}, reason))
         self._note("sandbox", sandbox, "gone")
@@ -175,7 +176,7 @@ class Supervisor:
             listener.socket.close()
 
     async def stop(self) -> None:
-        """End every sandbox and the worker."""
+        """End every sandbox and the worker; afterwards no record of a worker is written any more."""
         for sandbox_id in tuple(self._sandboxes):
             await self.remove(sandbox_id, shutdown=True)
         self._stopping = True
@@ -184,8 +185,9 @@ class Supervisor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         worker, self._worker = self._worker, None
         if worker is not None:
-            worker.channel.close()
             await _end(worker.process)
+            worker.channel.finish()  # what it said while it was waited for in vain
+        self._write(self._ledger.close_all(set(self._departed), Reason.SHUTDOWN))
 
     # the worker
 
@@ -371,7 +373,9 @@ class Supervisor:
 
     def _on_records(self, worker: _Worker, message: Records) -> None:
         allowed = self._sandboxes.keys() | set(self._departed)
-        if self._journal.target == "-":  # a pipe may have a slow reader, which must not hold this loop
+        if (
+            self._journal.target == "-" and not self._stopping
+        ):  # a pipe may have a slow reader, which must not hold this loop
             self._task(self._commit(worker, message, allowed))
             return
         try:
@@ -386,6 +390,9 @@ class Supervisor:
     async def _commit(self, worker: _Worker, message: Records, allowed: Collection[str]) -> None:
         try:
             await self._journal.commit(message.records, allowed_sandboxes=allowed)
+        except asyncio.CancelledError:
+            self._found.feed(message.records)  # the journal counts them as lost itself
+            raise
         except BadRecord as error:
             worker.channel.close()
             self._on_lost(worker, str(error))
@@ -407,7 +414,7 @@ class Supervisor:
             worker.channel.send(Written(batch=message.batch, ok=error is None))
 
     def recorded(self, sandbox_id: str) -> Mapping[Kind, int]:
-        """Return what the records of a sandbox account for, once it is removed; later nothing is known of it."""
+        """Return what the records of a sandbox account for, once nothing more is written of it; later nothing is known of it."""
         return self._found.end(sandbox_id)
 
     @property

@@ -295,6 +295,13 @@ class Channel[In: BaseModel]:
         self._sock.close()
         self._lose_queue()
 
+    def finish(self) -> None:
+        """Read what the other side said before its end, and close this one, without calling `on_closed`."""
+        self._on_closed = _nothing
+        while self._open and self._readable():
+            pass
+        self.close()
+
     def _lose_queue(self) -> None:
         for _, fds in self._queue:
             for fd in fds:
@@ -332,19 +339,20 @@ class Channel[In: BaseModel]:
         if self._open:
             self._loop.remove_writer(self._sock.fileno())
 
-    def _readable(self) -> None:
+    def _readable(self) -> bool:
+        """Take what has come; returns whether there may be more."""
         for _ in range(64):
             if not self._open:
-                return
+                return False
             try:
                 message, fds = receive(self._sock, self._adapter)
             except (BlockingIOError, InterruptedError):
-                return
+                return False
             except ConnectionResetError:  # told once, before what the other side sent and we have not read
                 continue
             except (ChannelBroken, OSError) as error:
                 self._fail(str(error) or type(error).__name__)
-                return
+                return False
             try:
                 self._on_message(message, fds)
             except Exception as error:  # noqa: BLE001 -- the two sides disagree: end the pair
@@ -352,4 +360,9 @@ class Channel[In: BaseModel]:
                     with contextlib.suppress(OSError):
                         os.close(fd)
                 self._fail(f"{type(error).__name__}: {error}")
-                return
+                return False
+        return True
+
+
+def _nothing(_reason: str) -> None:
+    """Hear of nothing."""

@@ -191,3 +191,26 @@ def test_a_level_that_is_none_ends_the_worker(fields: str) -> None:
         assert not end.messages
 
     with_pair(body)
+
+
+def test_what_was_said_before_the_end_is_read_at_the_end() -> None:
+    async def body(far: socket.socket, end: End) -> None:
+        for _ in range(100):
+            far.send(b'{"type":"ready"}')
+        far.close()
+        end.channel.finish()
+        assert len(end.messages) == 100
+        assert end.reason is None, "who closes need not be told"
+
+    with_pair(body)
+
+
+def test_an_end_does_not_wait_for_what_was_not_said() -> None:
+    async def body(far: socket.socket, end: End) -> None:
+        far.send(b'{"type":"ready"}')
+        end.channel.finish()
+        assert len(end.messages) == 1
+        with pytest.raises(ChannelBroken):
+            end.channel.send(Ready())
+
+    with_pair(body)
