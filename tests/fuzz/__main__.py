@@ -78,6 +78,8 @@ def _by_atheris(name: str, seconds: float, corpus: Path, found: Path) -> dict[st
                 told = time.monotonic()
                 _say(name, began, *last)
     _say(name, began, *last)
+    if child.returncode < 0:
+        tail.append(f"fuzz {name}: ended by signal {-child.returncode} from outside: nothing was shown\n")
     if child.returncode:
         sys.stderr.write("".join(tail))
     return {
