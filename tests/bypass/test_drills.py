@@ -77,6 +77,11 @@ def ruined(once: Arena) -> Iterator[Broken]:
             made.driver.close()
 
 
+@pytest.mark.parametrize("part", [*broken.WORKER, *broken.CONTROL])
+def test_a_part_is_where_the_drills_look_for_it(part: str) -> None:
+    assert callable(broken.find(part)[2])
+
+
 @pytest.mark.parametrize("part", broken.WORKER)
 def test_a_part_of_a_worker_fails(once: Arena, ruined: Broken, part: str) -> None:
     works(ruined.driver)
