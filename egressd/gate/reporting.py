@@ -18,7 +18,7 @@ _WAITING = 100_000
 
 
 class ChannelRecorder:
-    """Implements `Recorder`; one loop turn's records make one message."""
+    """Implements `Recorder`; one loop turn's records make one message, but for a refused request's, which goes at once."""
 
     def __init__(self, timeout: float = 5.0) -> None:
         """Nothing can be recorded before `attach`; a commit that is not acknowledged within `timeout` seconds has failed."""
@@ -37,6 +37,10 @@ class ChannelRecorder:
     def put(self, record: Record) -> None:
         """See `Recorder.put`."""
         self._add(record, None)
+        if record.layer == "request" and record.event == "decision":
+            # Its answer goes out next. Were this process killed between the two, nobody else would know of the request:
+            # the kernel counts connections and datagrams, and not what is inside of TLS.
+            self.flush()
 
     async def commit(self, record: Record) -> None:
         """See `Recorder.commit`."""

@@ -114,3 +114,30 @@ def test_a_turn_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> N
         assert [fields["attempt_id"] for fields in channel.sent[0].records] == ["a1", "a2"]
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize(
+    ("layer", "event", "at_once"),
+    [
+        ("request", "decision", 2),
+        ("request", "end", 0),
+        ("connection", "decision", 0),
+        ("dns", "decision", 0),
+    ],
+)
+def test_a_refused_request_is_recorded_before_it_is_answered(layer: Any, event: Any, at_once: int) -> None:
+    """What was waiting goes with it, so that the order stays."""
+
+    async def body() -> None:
+        recorder, channel = ChannelRecorder(), FakeChannel()
+        recorder.attach(channel)  # type: ignore[arg-type]  # a fake
+        recorder.put(Record(event="end", sandbox="s", attempt_id="a0", root_id="r", layer="request"))
+        recorder.put(Record(event=event, sandbox="s", attempt_id="a1", root_id="r", layer=layer))
+        assert sum(len(message.records) for message in channel.sent) == at_once
+        await turn()
+        assert [fields["attempt_id"] for message in channel.sent for fields in message.records] == [
+            "a0",
+            "a1",
+        ]
+
+    asyncio.run(body())
