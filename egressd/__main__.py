@@ -1,5 +1,5 @@
 """`python -m egressd`: the command line."""
 
-from egressd.cli.main import main
+from egressd.cli.entry import main
 
 main()

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from egressd.control.process import WorkerProcess
 
 
 @dataclass(slots=True)
@@ -13,6 +17,8 @@ class Given:
     config: Path | None = None
     rules: Path | None = None
     verbose: bool = False
+    first: WorkerProcess | None = None
+    """A worker that was started early; whoever takes it over leaves None."""
 
 
 GIVEN = Given()

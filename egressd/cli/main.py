@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from typer.core import TyperGroup
@@ -147,14 +147,34 @@ app.callback(help="The only route out of a sandbox.")(_flags)
 
 def main() -> None:
     """Run the command line and exit with its status; what nobody foresaw is status 3 with one line on stderr."""
+    status: int | str | None = 0
     try:
         app()
+    except SystemExit as end:
+        status = end.code
     except BrokenPipeError:
-        # Whoever read our output has gone; nothing more can be said on stdout, not even by the interpreter's last flush.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(COULD_NOT_RUN)
+        _unread(sys.stdout)
+        status = COULD_NOT_RUN
     except Exception as error:  # the top of the call: one line for people, the trace with -v
         if GIVEN.verbose:
             raise
         print(f"egressd: {type(error).__name__}: {error}", file=sys.stderr)
-        sys.exit(COULD_NOT_RUN)
+        status = COULD_NOT_RUN
+    if GIVEN.first is not None:
+        GIVEN.first.discard()  # there was nothing to run
+    if not isinstance(status, int) and status is not None:
+        sys.exit(status)  # words, which the interpreter prints
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            _unread(stream)
+            status = status or COULD_NOT_RUN
+    os._exit(
+        status or 0
+    )  # to take a thousand modules apart first would take longer than much of what was done
+
+
+def _unread(stream: TextIO) -> None:
+    """Whoever read our output has gone; nothing more can be said there, not even by the interpreter's last flush."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

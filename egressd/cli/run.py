@@ -56,6 +56,12 @@ def run(
     uid: Annotated[int | None, typer.Option(help="As root: the host uid of the sandbox.")] = None,
 ) -> None:
     """Run the command and exit with its status."""
+    from egressd.control.process import WorkerProcess
+
+    first = (
+        GIVEN.first or WorkerProcess()
+    )  # before the rest of control is loaded: it has as much to load as we
+    GIVEN.first = None
     from egressd.control.ca import CaError
     from egressd.control.config import ConfigError, load_config
     from egressd.control.session import BadInput, NotReady, Request, Session
@@ -82,12 +88,14 @@ def run(
             ready_timeout=_seconds(ready_timeout),
             uid=uid,
         )
-        status = asyncio.run(Session(request, config, os.environ).run())
+        status = asyncio.run(Session(request, config, os.environ, first).run())
     except (
         *(BadInput, ConfigError, ValueError, CaError, JournalUnavailable),
         *(NotReady, WorkerFailed, WiringError, TimeoutError, OSError, ExceptionGroup),
     ) as error:
         status = _complain(error)
+    finally:
+        first.discard()
     raise typer.Exit(status)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from egressd.control.ca import load_or_create
 from egressd.control.config import Config
+from egressd.control.process import WorkerProcess
 from egressd.control.reconciliation import losses
 from egressd.control.sandboxes import SandboxListener, SandboxState, new_sandbox_id
 from egressd.control.supervisor import Supervisor, WorkerFailed, say
@@ -88,33 +89,39 @@ class Request:
 class Session:
     """A sandbox, its worker and its command."""
 
-    def __init__(self, request: Request, config: Config, environ: Mapping[str, str]) -> None:
-        """Read rules and profile; raises BadInput with every problem."""
+    def __init__(
+        self,
+        request: Request,
+        config: Config,
+        environ: Mapping[str, str],
+        first: WorkerProcess | None = None,
+    ) -> None:
+        """Read rules and profile; raises BadInput with every problem. `first` is to be the first worker, if there is one yet."""
         self._request = request
         self._config = config
         self._environ = environ
+        self._first = first
         self.id = new_sandbox_id()
         self._marks = marks(config.rules)  # before reading: what changes meanwhile is read again
         self._rules = _read_rules(config.rules)
         self._policy = _effective(self._rules, request.profile)
         self._failure: asyncio.Future[int] | None = None
+        self._namespace: Namespace | None = None
 
     async def run(self) -> int:
         """Make the sandbox, run the command, take everything down; returns the command's exit status."""
         settings = self._config.settings()
         authority = load_or_create(self._config.ca, time.time())
         trust = build_trust(self._config.ca.trust, authority.pem)
-        journal = Journal(self._config.journal)
-        supervisor = Supervisor(settings, authority, journal, failed=self._worker_failed)
-        self._failure = asyncio.get_running_loop().create_future()
         spec = self._spec(trust)
         _check_addons(spec, self._config.inspect.addons)
-        namespace: Namespace | None = None
+        journal = Journal(self._config.journal)
+        supervisor = Supervisor(settings, authority, journal, failed=self._worker_failed, first=self._first)
+        self._failure = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.TaskGroup() as group:
-                started = group.create_task(supervisor.start())
-                made = group.create_task(Namespace.make(spec, timeout=self._request.ready_timeout))
-            started.result()
+                group.create_task(supervisor.start())
+                made = group.create_task(self._make(spec))
             namespace = made.result()
             for note in namespace.notes:
                 say(note)
@@ -124,8 +131,17 @@ class Session:
             self._note(supervisor, "ready")
             return await self._carry(supervisor, namespace, spec)
         finally:
-            await self._take_down(supervisor, namespace)
+            await self._take_down(supervisor, self._namespace)
             journal.close()
+
+    async def _make(self, spec: SandboxSpec) -> Namespace:
+        """Make the namespace and read its rules back; raises NotReady where they are not as wanted."""
+        self._namespace = await Namespace.make(spec, timeout=self._request.ready_timeout)
+        async with asyncio.timeout(self._request.ready_timeout):
+            missing = await self._namespace.missing_rules()
+        if missing:
+            raise NotReady(f"firewall rules are not in place: {missing[0]}")
+        return self._namespace
 
     async def _serve(self, supervisor: Supervisor, namespace: Namespace) -> None:
         listeners = [SandboxListener(each.kind, each.family, each.socket) for each in namespace.listeners]
@@ -237,9 +253,6 @@ class Session:
 
     async def _prove(self, namespace: Namespace, settings: Settings) -> None:
         """Try the boundary from inside; raises NotReady with what did not hold."""
-        missing = await namespace.missing_rules()
-        if missing:
-            raise NotReady(f"firewall rules are not in place: {missing[0]}")
         # Where names are only observed, any but one below the floor is let through.
         observing = self._policy.mode == "observe"
         below = "localhost" if observing else "invalid.test"

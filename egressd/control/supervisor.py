@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
 import sys
 import time
 from collections import deque
@@ -23,6 +22,7 @@ from typing import Any
 
 from egressd.control.ca import Authority, issue_worker_intermediate
 from egressd.control.host import local_addresses
+from egressd.control.process import WorkerProcess
 from egressd.control.reconciliation import Found, Kind
 from egressd.control.sandboxes import SandboxState
 from egressd.gate.channel import (
@@ -81,7 +81,7 @@ class _Worker:
     """A running worker process and its channel."""
 
     name: str
-    process: asyncio.subprocess.Process
+    process: WorkerProcess
     channel: Channel[Any]
     ready: asyncio.Future[None]
     renew_at: float = 0.0
@@ -100,13 +100,15 @@ class Supervisor:
         journal: Journal,
         *,
         failed: Callable[[str], None] = say,
+        first: WorkerProcess | None = None,
     ) -> None:
-        """Nothing runs before `start`."""
+        """Nothing runs before `start`, but for `first`: a process that was started early, to be the first worker."""
         self._settings = settings
         self._authority = authority
         self._journal = journal
         self._ledger = Ledger()
         self._failed = failed
+        self._first = first
         self._sandboxes: dict[str, SandboxState] = {}
         self._worker: _Worker | None = None
         self._departed: deque[str] = deque(maxlen=256)  # a last record of theirs may still be on its way
@@ -197,7 +199,7 @@ class Supervisor:
         if len(self._starts) > _RESTARTS:
             raise WorkerFailed(f"the worker died {_RESTARTS} times within {_RESTART_WINDOW:.0f} s")
         try:
-            worker = await self._execute()
+            worker = self._execute()
         except OSError as error:
             self._starts.pop()  # nothing was started that could have died
             raise WorkerFailed(f"no worker can be started: {error.strerror or error}") from error
@@ -219,28 +221,13 @@ class Supervisor:
                 raise WorkerFailed(f"a worker could not be given its work: {error}") from error
             raise
 
-    async def _execute(self) -> _Worker:
+    def _execute(self) -> _Worker:
         """Start the process; raises OSError with nothing left open."""
         self._count += 1
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-I",
-                    "-m",
-                    "egressd.gate.worker",
-                    str(theirs.fileno()),
-                    pass_fds=(theirs.fileno(),),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    env={"PATH": os.defpath, "LANG": "C.UTF-8"},
-                )
-            except BaseException:
-                ours.close()
-                raise
+        process, self._first = self._first or WorkerProcess(), None
         worker: _Worker
         channel: Channel[Any] = Channel(
-            ours,
+            process.channel,
             TO_CONTROL,
             lambda message, fds: self._on_message(worker, message, fds),
             lambda reason: self._on_lost(worker, reason),
@@ -505,7 +492,6 @@ def _sealed(*payloads: bytes) -> Iterator[list[int]]:
             os.close(fd)
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
+async def _end(process: WorkerProcess) -> None:
+    process.kill()
     await process.wait()

@@ -17,6 +17,8 @@ LOOK = 2.0
 QUIET = 0.2
 """Seconds for which the files must stay as they are before they are read: half a save may be a whole file that lacks its
 denials."""
+START = 0.25
+"""Seconds before the first look: a command that is over by then was worth no watch."""
 _PATIENCE = 25
 """Looks at files that keep changing before they are read all the same: somebody who saves for ever must not hold a reload up."""
 
@@ -39,7 +41,8 @@ def marks(directory: Path) -> Marks:
 
 async def changes(directory: Path, known: Marks) -> AsyncGenerator[Marks]:
     """Yield the new marks each time they differ from the ones before; `known` are those of what was read last. Never ends."""
-    import watchfiles  # 40 ms that no start should wait for
+    await asyncio.sleep(START)
+    import watchfiles  # 40 ms of everybody's time
 
     while True:
         watched = _identity(directory)

@@ -1,6 +1,6 @@
 """The worker process: carries the sandboxes that control hands it, and nothing else.
 
-It is started as `python -I -m egressd.gate.worker FD`, FD being its end of the channel. It imports everything, isolates
+Control starts it with its end of the channel and nothing else (`start`). It imports everything, isolates
 itself, says
 `ready`, and then serves. It ends with the channel: without control there is no way out.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import json
 import math
 import os
@@ -18,6 +19,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -304,7 +306,10 @@ def main(arguments: list[str]) -> int:
             number, signal.SIG_IGN
         )  # a terminal's Ctrl-C is for the sandboxed command; control ends us
     sock.setblocking(True)
-    message, fds = receive(sock, TO_WORKER)
+    try:
+        message, fds = receive(sock, TO_WORKER)
+    except ChannelBroken:
+        return 0  # control had no use for a worker after all
     if not isinstance(message, Configure) or len(fds) != 1:
         raise ValueError("not configured")
     _warm()
@@ -324,6 +329,8 @@ def main(arguments: list[str]) -> int:
         print(f"egressd: worker: inspect.addons: {error}", file=sys.stderr)  # noqa: T201 -- stderr is talk
         return 1
     services = Services(settings, recorder, dialer, leaves, message.certificate.encode("ascii"), inspection)
+    gc.freeze()  # what is here now is here to stay, and need not be looked through again and again
+    gc.enable()
     isolation.isolate(identity, keep=(sock.fileno(),))
     reason = asyncio.run(Worker(services, recorder).run(sock))
     if reason != "closed":
@@ -331,7 +338,12 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    status = main(sys.argv[1:])
+def start(arguments: list[str]) -> None:
+    """Run the worker as a process; never returns."""
+    try:
+        status = main(arguments)
+    except Exception:  # noqa: BLE001 -- the top of the process
+        traceback.print_exc()
+        status = 1
     sys.stderr.flush()
     os._exit(status)
