@@ -10,6 +10,7 @@ BIN := .venv/bin
 PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
 export PATH
 ARGS ?=
+RUNS ?= 15
 
 .PHONY: help demo test check bench clients soak image clean packages
 
@@ -27,8 +28,9 @@ check: .venv/ready ## formatting, lint and types; no test runs
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 
-bench: .venv/ready packages ## there are no benchmarks yet: times the test suite's slowest parts
-	@echo 'bench: no benchmark exists yet; these are the 25 slowest tests, which bound nothing.'
+bench: .venv/ready packages ## start-up beside peers, then the test suite's slowest parts; RUNS=15
+	@$(BIN)/python -m bench.startup $(RUNS)
+	@echo 'bench: these are the 25 slowest tests, which bound nothing.'
 	@$(BIN)/python -m pytest -q --durations=25 $(ARGS)
 
 clients: .venv/ready packages ## real clients behind egressd: docs/clients.md; installs them once; ARGS="--only git"
