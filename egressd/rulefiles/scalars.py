@@ -37,6 +37,7 @@ _UNDERSCORES = re.compile(
 _SEXAGESIMAL = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?")
 _BINARY = re.compile(r"[-+]?0b[01]+")
+_LONG_HEX = re.compile(r"[-+]?0x[0-9a-fA-F_]+")
 _SIGNED_BASE = re.compile(r"[-+]0[xo][0-9a-fA-F]+")
 
 _MOST_DIGITS = 18
@@ -68,8 +69,8 @@ def _word(text: str) -> str | Surprise:
 
 def _number(text: str) -> Scalar | Surprise:
     if len(text) > _LONGEST_NUMBER:
-        digits_only = not text.strip("+-.0123456789_:")
-        return Surprise("a number or a text", "put the text in quotes") if digits_only else text
+        numeric = not text.strip("+-.0123456789_:eE") or _LONG_HEX.fullmatch(text)
+        return Surprise("a number or a text", "put the text in quotes") if numeric else text
     quoted = f'write "{text}" for the text'
     if _INT.fullmatch(text):
         return int(text) if len(text) <= _MOST_DIGITS else Surprise("a number or a text", quoted)
@@ -84,8 +85,9 @@ def _number(text: str) -> Scalar | Surprise:
         )
     if _BINARY.fullmatch(text) or _OCTAL.fullmatch(text) or _SIGNED_BASE.fullmatch(text):
         return Surprise("a number or a text", quoted)
-    if len(text) > _MOST_DIGITS:
-        return text
+    too_long = len(text) > _MOST_DIGITS
+    if too_long and (_HEX.fullmatch(text) or _FLOAT.fullmatch(text)):
+        return Surprise("a number or a text", quoted)
     if _HEX.fullmatch(text):
         return int(text[2:], 16)
     if _NOT_FINITE.fullmatch(text):

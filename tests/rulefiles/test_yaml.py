@@ -61,7 +61,16 @@ def test_a_plain_scalar_means_what_yaml_1_2_says(text: str, value: object) -> No
 
 
 WORDS = "0o17 1e3 1.5e3 -.5 yes No ON off y N 22:22 1:02:03.5 1_000 0x_1f 010 -007 00 01.5 0b11 -0x1f = .inf -.INF .NaN"
-SURPRISES = [*WORDS.split(" "), "9" * 19, "1" * 5000, "1:" * 100 + "1"]
+SURPRISES = [
+    *WORDS.split(" "),
+    "9" * 19,
+    "5." + "5" * 20,
+    "0x" + "1f" * 9,
+    "0x" + "1f" * 40,
+    f"{'1' * 70}.0e+5",
+    "1" * 5000,
+    "1:" * 100 + "1",
+]
 
 
 @pytest.mark.parametrize("text", SURPRISES)
