@@ -25,6 +25,7 @@ from egressd.gate.recorder import AuditUnavailable, Recorder
 from egressd.gate.sandbox import Sandbox
 from egressd.gate.settings import Settings
 from egressd.policy.attempt import Decision, DnsQuestion, Name
+from egressd.policy.compile import CompiledPolicy
 from egressd.policy.decide import decide
 from egressd.policy.reasons import Reason
 
@@ -57,6 +58,9 @@ class _Pending:
 
     plan: Plan
     way: Way
+    message: bytes
+    policy: CompiledPolicy
+    """By which the plan was made."""
 
 
 class DnsServer:
@@ -141,7 +145,7 @@ class DnsServer:
             if self._waiting >= WAITING:
                 self._ledger.count((Reason.DNS_BUDGET, way, "too many new names at once"), lambda: plan)
                 return wire.brief(message, wire.SERVFAIL)
-            pending = _Pending(plan, way)
+            pending = _Pending(plan, way, message, self._sandbox.policy)
             self._waiting += 1
             self._unrecorded.add(pending)
             return pending
@@ -182,6 +186,8 @@ class DnsServer:
                 self._unrecorded.discard(pending)
                 if isinstance(address, Reason):
                     return self._recorded(plan.refused(wire.NXDOMAIN, address), way)
+                if self._sandbox.policy is not pending.policy:  # by now other rules are in force
+                    return self._recorded(self._plan(pending.message), way)
                 record = self._ledger.record(plan, way)
                 await self._ledger.commit(record)
             self._sandbox.names.touch(plan.name, record.attempt_id)

@@ -122,6 +122,26 @@ def test_a_swapped_policy_counts_from_the_next_query() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(("hosts", "seen"), [("other.test", EXPLAIN), ("*.allowed.test", str(FIRST))])
+def test_a_policy_swapped_while_a_name_is_stored_is_what_its_query_is_judged_by(
+    hosts: str, seen: str
+) -> None:
+    """CFG-13: the record and the answer are of one policy, the one in force when they are given."""
+
+    async def scenario() -> None:
+        async def swap(_: Name, __: IPv4Address) -> None:
+            ground.sandbox.policy = policy(hosts)
+
+        async with serving("api.allowed.test", store=swap) as ground:
+            assert await ground.outcome("api.allowed.test") == seen
+            [record] = ground.book.records
+            assert record.policy == policy(hosts).digest
+            assert record.verdict == ("deny" if seen == EXPLAIN else "allow")
+            assert not ground.server._unrecorded
+
+    asyncio.run(scenario())
+
+
 def test_a_revoked_sandbox_gets_no_name() -> None:
     async def scenario() -> None:
         async with serving("api.allowed.test") as ground:
