@@ -6,7 +6,7 @@ import side by side.
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import os
 import socket
 import subprocess
@@ -15,6 +15,8 @@ from typing import Final
 
 _START: Final = "import gc, sys; gc.disable(); from egressd.gate.worker import start; start(sys.argv[1:])"
 """What is imported at the start is never garbage; the worker turns the collector on when all is there."""
+_LOOK: Final = 0.05
+"""Seconds between two questions whether it has ended, where there is no descriptor left to wait with."""
 
 
 class WorkerProcess:
@@ -49,12 +51,16 @@ class WorkerProcess:
 
         if self._process.returncode is not None:
             return
-        with contextlib.suppress(ProcessLookupError):
+        try:
             descriptor = os.pidfd_open(self.pid)
-            try:
-                await readable(descriptor)
-            finally:
-                os.close(descriptor)
+        except OSError:  # none to be had: ask now and then
+            while self._process.poll() is None:
+                await asyncio.sleep(_LOOK)
+            return
+        try:
+            await readable(descriptor)
+        finally:
+            os.close(descriptor)
         self._process.wait()
 
     def discard(self) -> None:

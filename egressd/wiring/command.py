@@ -108,7 +108,9 @@ def _number_inside(process: str) -> int:
 
 async def readable(descriptor: int) -> None:
     """Wait until a descriptor can be read without blocking."""
-    if select.select([descriptor], [], [], 0)[0]:
+    look = select.poll()  # select(2) knows no descriptor above 1023
+    look.register(descriptor, select.POLLIN)
+    if look.poll(0):
         return
     loop = asyncio.get_running_loop()
     waiting: asyncio.Future[None] = loop.create_future()

@@ -6,7 +6,6 @@ with the label `drill-NN` on, NN being its number, until the query for `drill-99
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import importlib
 import inspect
@@ -96,6 +95,8 @@ CONTROL: tuple[str, ...] = (
     "egressd.control.session:load_rules",
 )
 _NONE = 99
+_START = f"import runpy, sys; sys.argv[:1] = [{__file__!r}, '--worker']; runpy.run_path({__file__!r}, run_name='__main__')"
+"""What a worker of breakable parts is started with instead."""
 _LABEL = re.compile(rb"\x08drill-(\d\d)")
 _failing = ""
 _told: set[str] = set()
@@ -160,6 +161,7 @@ def worker(descriptor: str) -> None:
 def control(switch: Path, arguments: list[str]) -> None:
     """Be `egressd` with breakable parts, and workers like that."""
     from egressd.cli.main import main
+    from egressd.control import process
 
     def failing() -> str:
         try:
@@ -169,14 +171,7 @@ def control(switch: Path, arguments: list[str]) -> None:
 
     for part in CONTROL:
         breakable(part, failing)
-    start = asyncio.create_subprocess_exec
-
-    async def start_broken(program: str, *words: str, **options: Any) -> Any:
-        if "egressd.gate.worker" in words:
-            words = ("-I", __file__, "--worker", words[-1])
-        return await start(program, *words, **options)
-
-    asyncio.create_subprocess_exec = start_broken  # type: ignore[assignment] # as above
+    process._START = _START  # type: ignore[misc] # the drill's own way in
     sys.argv = ["egressd", *arguments]
     main()
 

@@ -34,8 +34,8 @@ def workers_of(control: int) -> list[int]:
     found = []
     for child in children(control):
         with contextlib.suppress(OSError):
-            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-            if b"egressd.gate.worker" in words or b"--worker" in words:  # the latter by broken.py
+            line = Path(f"/proc/{child}/cmdline").read_bytes()
+            if b"egressd.gate.worker" in line or b"--worker" in line:  # the latter by broken.py
                 found.append(child)
     return found
 

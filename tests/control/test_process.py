@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import subprocess
 import sys
@@ -35,6 +36,21 @@ def test_a_killed_process_is_waited_for() -> None:
         assert not exists(process.pid)
         await process.wait()
         process.kill()
+        process.channel.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_killed_process_is_waited_for_where_no_descriptor_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(pid: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def scenario() -> None:
+        process = WorkerProcess()
+        monkeypatch.setattr(os, "pidfd_open", none_left)
+        process.kill()
+        await asyncio.wait_for(process.wait(), PATIENCE)
+        assert not exists(process.pid)
         process.channel.close()
 
     asyncio.run(scenario())

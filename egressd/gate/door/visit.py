@@ -175,6 +175,7 @@ class Visit:
         record.detail = detail
         await self.connection.services.recorder.commit(record)
         self._recorded = self._allowed = True
+        self.rejudge(time.time())  # the rules may have changed while it was written
 
     def _end(self) -> None:
         record = self.connection.record("end", "connection")

@@ -27,6 +27,7 @@ from egressd.gate.inspector.head import Field
 from egressd.gate.inspector.refusal import Refusal, prefers_json
 from egressd.gate.recorder import AuditUnavailable
 from egressd.policy.attempt import DENIED, ConnectionAttempt, Decision, RequestAttempt
+from egressd.policy.compile import CompiledPolicy
 from egressd.policy.decide import decide
 from egressd.policy.names import BadHost, parse_authority
 from egressd.policy.reasons import Reason
@@ -78,7 +79,7 @@ class PolicyAddon:
             flow.response = as_response(exchange.deny(*refused))
             return None
         exchange.decision = decision
-        return self._admit(flow, exchange)
+        return self._admit(flow, exchange, self.connection.sandbox.policy)
 
     def responseheaders(self, flow: http.HTTPFlow) -> None:
         """Make a response fit for the sandbox and let it stream."""
@@ -212,8 +213,8 @@ class PolicyAddon:
             return Decision("deny", over.reason, decision.entry), over.limit
         return decision, None
 
-    async def _admit(self, flow: http.HTTPFlow, exchange: Exchange) -> None:
-        """Write the decision down, then let the request go: the order is the law."""
+    async def _admit(self, flow: http.HTTPFlow, exchange: Exchange, policy: CompiledPolicy) -> None:
+        """Write the decision down, then let the request go: the order is the law. `policy` is what it was decided by."""
         request = flow.request
         assert exchange.bound is not None
         try:
@@ -223,9 +224,14 @@ class PolicyAddon:
         except (AuditUnavailable, TimeoutError):
             flow.response = as_response(exchange.deny(Decision("deny", Reason.AUDIT_UNAVAILABLE)))
             return
-        if self.connection.sandbox.revoked:
+        sandbox, late = self.connection.sandbox, None  # what came while the record was written
+        if sandbox.revoked:
+            late = Reason.REVOKED
+        elif sandbox.policy is not policy and not exchange.may_go(time.time()):
+            late = Reason.POLICY_CHANGED
+        if late is not None:
             exchange.refusal = refusal
-            flow.response = as_response(exchange.refuse(Reason.REVOKED))
+            flow.response = as_response(exchange.refuse(late))
             return
         has_body = _has_body(flow)
         onward = onward_request(_fields(request), exchange.bound.authority)

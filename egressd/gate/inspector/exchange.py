@@ -80,6 +80,14 @@ class Exchange:
             record.scheme = self.bound.scheme
         return record
 
+    def may_go(self, now: float) -> bool:
+        """Say whether the rules now in force let this request, of which nothing has left yet, go as it is."""
+        if self.attempt is None:
+            return False
+        decision = decide(self.connection.sandbox.policy, self.attempt, now)
+        bare = decision.entry is None or decision.entry.credential is None
+        return decision.allowed and decision.treatment == "inspect" and bare
+
     def may_live(self, now: float) -> bool:
         """Say whether this request, judged anew, may still go on, and at the address it goes to."""
         if not self.admitted or self.attempt is None:

@@ -6,11 +6,14 @@ import asyncio
 import json
 import os
 import shutil
+import time
 
 import pytest
 
 from egressd.gate.connection import Connection, Destination
 from egressd.policy.attempt import Decision
+from egressd.policy.compile import compile_policy
+from egressd.policy.effective import EffectivePolicy
 from egressd.policy.reasons import Reason
 from tests.gate.inspector.lab import HOST, NAME, Lab, entry, laboratory, run, wait_until
 from tests.gate.inspector.origin import PathOrigin
@@ -400,6 +403,32 @@ def test_a_sandbox_revoked_while_the_record_is_written_sends_nothing() -> None:
             await client.over()
             assert origin.connections == 0
             assert (lab.records.decisions(), lab.records.ends()) == ([("allow", "rule")], ["revoked"])
+
+    run(test())
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["the rule went", "the rule stays"])
+def test_rules_that_change_while_the_record_is_written_decide_whether_it_goes(left: bool) -> None:
+    async def test() -> None:
+        origin = PathOrigin()
+        async with laboratory(origin) as lab:
+            lab.records.gate = asyncio.Event()
+            client = await lab.dial()
+            client.send(f"GET /x HTTP/1.1\r\n{GOOD}\r\n".encode())
+            await wait_until(lambda: lab.engines[0]._tasks)
+            entries = (entry(),) if left else ()
+            lab.sandbox.policy = compile_policy(EffectivePolicy(profile="lab", entries=entries))
+            for live in tuple(lab.sandbox.live):
+                live.rejudge(time.time())
+            lab.records.gate.set()
+            answer = await client.answer()
+            if left:
+                assert answer.status == 200
+                return
+            assert answer.headers["x-egressd-reason"] == "policy_changed"
+            await client.over()
+            assert origin.connections == 0
+            assert (lab.records.decisions(), lab.records.ends()) == ([("allow", "rule")], ["policy_changed"])
 
     run(test())
 
