@@ -273,7 +273,7 @@ def test_what_only_observes_shows_as_open(roots: Installation) -> None:
 
 STILL_HELD = {
     "allowed-request": "it says that something works, which it does",
-    "inherited-descriptors": "whoever starts the probes leaves none open; tests/verify/test_bundle.py does",
+    "inherited-descriptors": "none is left open here; tests/verify: test_a_descriptor_that_came_along_shows_as_open",
     "host-files": "it looks at the installation, which is there all the same; test_rules_that_others_can_write_show_as_open",
     "host-identity": "there is no sandbox; tests/cli/test_verify_outside.py",
     "records": "there is no journal; the mutation no-rules",

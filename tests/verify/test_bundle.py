@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -45,12 +46,14 @@ def test_it_fits_into_a_pipe_that_nobody_reads_yet() -> None:
     assert "egressd.verify.bundle" not in modules()
 
 
-def started(python: str, entry: str, *lines: str) -> list[str]:
+def started(python: str, entry: str, *lines: str, inherited: tuple[int, ...] = ()) -> list[str]:
     program = bundle(entry)
     told = b"%d\n" % len(program) + program + "".join(f"{line}\n" for line in lines).encode()
     command = [python, "-I", "-S", "-c", LAUNCHER]
     return (
-        subprocess.run(command, input=told, capture_output=True, timeout=30, check=True, cwd="/")
+        subprocess.run(
+            command, input=told, capture_output=True, timeout=30, check=True, cwd="/", pass_fds=inherited
+        )
         .stdout.decode()
         .splitlines()
     )
@@ -69,6 +72,22 @@ def test_it_runs_where_there_is_no_egressd_and_answers_line_by_line(python: str)
         "detail": "broke off: there is no such probe",
         "seconds": json.loads(second)["seconds"],
     }
+
+
+@pytest.mark.parametrize(("left_open", "verdict"), [(True, "open"), (False, "held")])
+def test_a_descriptor_that_came_along_shows_as_open(*, left_open: bool, verdict: str) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        _, told = started(
+            sys.executable,
+            "inside",
+            json.dumps({"nonce": "n"}),
+            "inherited-descriptors",
+            inherited=(theirs.fileno(),) if left_open else (),
+        )
+        outcome = json.loads(told)
+        assert outcome["verdict"] == verdict, outcome
+        assert (f"descriptor {theirs.fileno()} (socket)" in outcome["detail"]) is left_open
 
 
 def test_a_neighbour_says_where_it_is_and_takes_everything_away_again(tmp_path: Path) -> None:
