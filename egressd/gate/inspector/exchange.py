@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from egressd.credentials.lease import Lease
 from egressd.gate import internal
 from egressd.gate.connection import Connection
 from egressd.gate.inspector.binding import Bound
@@ -44,6 +45,8 @@ class Exchange:
     account: Account | None = None
     """The limits that bind it, once it was counted against them."""
     retry_after: int | None = None
+    lease: Lease | None = None
+    """What is attached to it, and may not come back in its response."""
     admitted: bool = False
     refusal: Refusal | None = None
     status: int | None = None
