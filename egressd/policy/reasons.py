@@ -84,6 +84,7 @@ class Reason(StrEnum):
     # credentials
     CREDENTIAL_NEEDS_TLS = "credential_needs_tls"
     CREDENTIAL_UNAVAILABLE = "credential_unavailable"
+    UNSCANNABLE = "unscannable"
     # upstream
     UPSTREAM_DNS = "upstream_dns"
     UPSTREAM_UNREACHABLE = "upstream_unreachable"
@@ -241,6 +242,11 @@ WORDS: dict[Reason, Words] = {
     Reason.CREDENTIAL_NEEDS_TLS: Words("a credential is attached over verified https only", "Use https."),
     Reason.CREDENTIAL_UNAVAILABLE: Words(
         "the credential for this destination cannot be had now", _LATER, 502
+    ),
+    Reason.UNSCANNABLE: Words(
+        "the host's answer could hide a credential: it is coded in a way that is not read",
+        "Ask for it without compression, or with gzip alone.",
+        502,
     ),
     Reason.UPSTREAM_DNS: Words("the host's name could not be resolved", _LATER, 502),
     Reason.UPSTREAM_UNREACHABLE: Words("the host could not be reached", _LATER, 502),
