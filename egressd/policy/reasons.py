@@ -84,6 +84,11 @@ class Reason(StrEnum):
     # credentials
     CREDENTIAL_NEEDS_TLS = "credential_needs_tls"
     CREDENTIAL_UNAVAILABLE = "credential_unavailable"
+    CREDENTIAL_SLOT_MISSING = "credential_slot_missing"
+    CLIENT_CREDENTIALS = "client_credentials"
+    PLACEHOLDER_LEAK = "placeholder_leak"
+    TOKEN_REQUEST = "token_request"  # noqa: S105 -- the name of a reason
+    UNSIGNABLE = "unsignable"
     UNSCANNABLE = "unscannable"
     # upstream
     UPSTREAM_DNS = "upstream_dns"
@@ -242,6 +247,24 @@ WORDS: dict[Reason, Words] = {
     Reason.CREDENTIAL_NEEDS_TLS: Words("a credential is attached over verified https only", "Use https."),
     Reason.CREDENTIAL_UNAVAILABLE: Words(
         "the credential for this destination cannot be had now", _LATER, 502
+    ),
+    Reason.CREDENTIAL_SLOT_MISSING: Words(
+        "the request leaves no place for the credential of this destination",
+        "Put the placeholder that the operator gives where the key belongs.",
+        400,
+    ),
+    Reason.CLIENT_CREDENTIALS: Words(
+        "this destination takes no key of the sandbox's own", "Send the request without any key; it gets one."
+    ),
+    Reason.PLACEHOLDER_LEAK: Words(
+        "a placeholder of a credential goes where it does not belong",
+        "Send it in its own slot, to the host of its credential, and nowhere else.",
+    ),
+    Reason.TOKEN_REQUEST: Words("requests that issue tokens are not authenticated for a sandbox", _ASK),
+    Reason.UNSIGNABLE: Words(
+        "the body is too large, or framed in a way, to be signed for this destination",
+        "Send it in smaller parts, or without signing chunks.",
+        413,
     ),
     Reason.UNSCANNABLE: Words(
         "the host's answer could hide a credential: it is coded in a way that is not read",
