@@ -16,11 +16,13 @@ import subprocess
 import sys
 import tempfile
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal, Self
 
 from egressd.lab import topology
+from egressd.lab.guards import Guard
 from egressd.lab.sightings import Flow, Hit, SeenQuery, SeenRequest
 
 Place = Literal["host", "open", "world"]
@@ -316,6 +318,31 @@ class Lab:
         """Makes a host a site of the files below a folder; the fields are those of `names.Name` (default: the API's address)."""
         self.set_name(name, **(entry or {"a": [topology.API]}))
         self.ask("serve_folder", name=name, folder=str(folder))
+
+    def guard(self, name: str, guard: Guard | None) -> None:
+        """Makes a host ask for a key, and answer 401 to who has none; None: it asks nobody."""
+        self.ask("guard", name=name, guard=None if guard is None else asdict(guard))
+
+    def relay(self, name: str, port: int, **entry: Any) -> None:
+        """Makes a host that of a plain HTTP server which the owner runs in `world` on 127.0.0.1; the lab ends its TLS."""
+        self.set_name(name, **(entry or {"a": [topology.API]}))
+        self.ask("relay", name=name, port=port)
+
+    def speak(self, name: str, *protocols: str) -> None:
+        """Says which protocols (ALPN) a name agrees to: `h2` is answered by `streams`, the others by HTTP/1.1."""
+        self.ask("speak", name=name, protocols=protocols)
+
+    def expect(self, issuer: str, value: str) -> None:
+        """Says what an issuer of `issuers` must be shown; empty: it fails."""
+        self.ask("expect", issuer=issuer, value=value)
+
+    def issued(self) -> list[str]:
+        """Every credential that an issuer has issued, those taken back too."""
+        return list(self.ask("issued"))
+
+    def asked_of_issuers(self) -> list[dict[str, Any]]:
+        """What issuers were asked for, in order: `issuer`, and the members of the request."""
+        return list(self.ask("asked"))
 
     def issue(self, name: str) -> str:
         """Return a certificate for a name and its key, PEM, for a server run in `world`."""

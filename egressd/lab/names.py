@@ -66,6 +66,8 @@ ZONE: dict[str, Name] = {
     "upload.pypi.org": Name(a=(topology.PYPI_UPLOAD,)),
     "github.com": Name(a=(topology.GITHUB,)),
     "api.anthropic.com": Name(a=(topology.ANTHROPIC,)),
+    "api.openai.com": _ANYWHERE,
+    "api.github.com": _ANYWHERE,
     "deb.debian.org": Name(a=(topology.DEBIAN,)),
     "security.debian.org": Name(a=(topology.DEBIAN,)),
     "registry.npmjs.org": Name(a=(topology.NPM,)),
@@ -81,6 +83,10 @@ ZONE: dict[str, Name] = {
     "*.wild.lab-origin.com": _ANYWHERE,
     "h2.lab-origin.com": _ANYWHERE,
     "grpc.lab-origin.com": _ANYWHERE,
+    **{
+        f"{name}.lab-origin.com": _ANYWHERE
+        for name in ("pypi", "npm", "login", "google", "entra", "kube", "queue")
+    },
     "wild-lab.com": _ANYWHERE,
     "*.wild-lab.com": _ANYWHERE,
     "expired.lab-origin.com": _ANYWHERE,

@@ -11,16 +11,22 @@ import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from egressd.lab import containers, objects, streams, topology
+from egressd.lab import containers, mirrors, models, objects, streams, topology
 from egressd.lab.folders import FolderSite
+from egressd.lab.guards import DENIED, Guards
 from egressd.lab.http1 import Exchange, Handler, plain_address, serve_connection
+from egressd.lab.issuers import Issuers
 from egressd.lab.packages import NpmRegistry, PythonIndex
 from egressd.lab.pki import Authority
+from egressd.lab.relay import Relay
 from egressd.lab.repositories import GitHost
 from egressd.lab.sightings import SeenRequest
 
 HTTP2 = {"h2.lab-origin.com": ("h2", "http/1.1"), "grpc.lab-origin.com": ("h2",)}
 """Names that agree to HTTP/2 (answered by `streams`), beside HTTP/1.1 or alone."""
+
+PRIVATE_PYPI, PRIVATE_NPM = "pypi.lab-origin.com", "npm.lab-origin.com"
+"""Indexes of a company's own, their files on the same host."""
 
 _TEXT = {"Content-Type": "text/plain"}
 _JSON = {"Content-Type": "application/json"}
@@ -35,9 +41,12 @@ class Web:
 
     def __init__(self, authority: Authority, git: GitHost) -> None:
         self.seen: list[SeenRequest] = []
+        self.guards = Guards()
+        self.issuers = Issuers(self.guards)
         self._authority = authority
         authority.protocols.update(HTTP2)
         python, npm = PythonIndex(), NpmRegistry()
+        private = PythonIndex(PRIVATE_PYPI)
         self._sites: dict[str, Handler] = {
             "pypi.org": python.index,
             "pypi.mallory-lab.com": python.index,
@@ -47,6 +56,10 @@ class Web:
             "deb.debian.org": debian,
             "security.debian.org": debian,
             objects.BUCKET_HOST: objects.ObjectStore().answer,
+            PRIVATE_PYPI: private.answer,
+            PRIVATE_NPM: NpmRegistry(PRIVATE_NPM).answer,
+            "api.openai.com": models.completions,
+            **self.issuers.sites,
         }
         registry = containers.ContainerRegistry()
         self._sites[containers.REGISTRY] = registry.registry
@@ -58,12 +71,22 @@ class Web:
         """Answers one request: by the address for a metadata endpoint, otherwise by the Host it names."""
         if exchange.seen.address in topology.METADATAS:
             await metadata(exchange)
+        elif (refusal := self.guards.refuses(exchange.seen)) is not None:
+            await exchange.reply(401, DENIED, refusal)
         else:
             await self._sites.get(exchange.seen.host, self._api.answer)(exchange)
 
     def serve_folder(self, name: str, folder: Path) -> None:
         """Answers for a host from now on with the files below a folder."""
         self._sites[name] = FolderSite(folder).answer
+
+    def relay(self, name: str, port: int) -> None:
+        """Answers for a host from now on with what a port of the world's loopback says."""
+        self._sites[name] = Relay(port).answer
+
+    def speak(self, name: str, protocols: list[str]) -> None:
+        """Agrees to these protocols (ALPN) for a name from now on."""
+        self._authority.protocols[name] = tuple(protocols)
 
     async def serve(self) -> None:
         """Listens on every address of the world until the loop ends."""
@@ -78,7 +101,8 @@ class Web:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         tls = writer.get_extra_info("ssl_object")
         if tls is not None and tls.selected_alpn_protocol() == "h2":
-            await streams.Connection(reader, writer, self._remember, self._authority.sni).serve()
+            sni, refuses = self._authority.sni, self.guards.refuses
+            await streams.Connection(reader, writer, self._remember, sni, refuses).serve()
         else:
             await serve_connection(reader, writer, self.handle, self._remember, self._authority.sni)
 
@@ -129,7 +153,8 @@ class Api:
     def __init__(self, seen: list[SeenRequest]) -> None:
         self._seen = seen
         self._paths: dict[str, Callable[[Exchange], Awaitable[None]]] = {
-            "/v1/messages": self._messages,
+            "/v1/messages": models.messages,
+            "/mirror": mirrors.mirror,
             "/v1/models": self._models,
             "/headers": self._echo,
             "/echo": self._echo,
@@ -167,11 +192,6 @@ class Api:
             await exchange.reply(200, path.encode(), _TEXT)
         else:
             await self._echo(exchange)
-
-    async def _messages(self, exchange: Exchange) -> None:
-        body = await exchange.body()
-        answer = {"type": "message", "role": "assistant", "content": [{"type": "text", "text": "hello"}]}
-        await exchange.reply(200, json.dumps({**answer, "input_bytes": len(body)}).encode(), _JSON)
 
     async def _models(self, exchange: Exchange) -> None:
         await exchange.reply(200, b'{"data": [{"id": "lab-model"}]}', _JSON)

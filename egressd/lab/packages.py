@@ -72,9 +72,13 @@ def tarball(files: dict[str, str]) -> bytes:
 
 
 class PythonIndex:
-    """pypi.org's simple index and files.pythonhosted.org's files (the simple repository API, PEP 503)."""
+    """pypi.org's simple index and files.pythonhosted.org's files (the simple repository API, PEP 503).
 
-    def __init__(self) -> None:
+    `files` is the host that the index sends clients to for the files.
+    """
+
+    def __init__(self, files: str = "files.pythonhosted.org") -> None:
+        self._host = files
         self.files = {
             "lab_greeting-1.0-py3-none-any.whl": wheel("lab-greeting", _GREETING),
             "lab_hello-1.0-py3-none-any.whl": wheel("lab-hello", _HELLO, ("lab-greeting",)),
@@ -98,10 +102,14 @@ class PythonIndex:
             await exchange.reply(200, links.encode(), html)
         elif len(words) == 2 and words[0] == "simple" and words[1] in projects:
             name = projects[words[1]]
-            url = f"https://files.pythonhosted.org/packages/lab/{name}#sha256={self._digest(name)}"
+            url = f"https://{self._host}/packages/lab/{name}#sha256={self._digest(name)}"
             await exchange.reply(200, f'<!DOCTYPE html><a href="{url}">{name}</a>\n'.encode(), html)
         else:
             await exchange.reply(404, b"no such project\n")
+
+    async def answer(self, exchange: Exchange) -> None:
+        """Answers for index and files, where one host has both."""
+        await (self.file if exchange.seen.path.startswith("/packages/") else self.index)(exchange)
 
     async def file(self, exchange: Exchange) -> None:
         """Answers `/packages/lab/NAME`."""
@@ -116,15 +124,15 @@ class PythonIndex:
 
 
 class NpmRegistry:
-    """registry.npmjs.org with one package, `lab-greeting`."""
+    """registry.npmjs.org, or another host's registry, with one package, `lab-greeting`."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "registry.npmjs.org") -> None:
         manifest = {"name": "lab-greeting", "version": "1.0.0", "main": "index.js"}
         source = 'module.exports = (who) => "hello, " + who;\n'
         files = {"package/package.json": json.dumps(manifest), "package/index.js": source}
         self._tarball = tarball(files)
         integrity = "sha512-" + base64.b64encode(hashlib.sha512(self._tarball).digest()).decode()
-        url = "https://registry.npmjs.org/lab-greeting/-/lab-greeting-1.0.0.tgz"
+        url = f"https://{host}/lab-greeting/-/lab-greeting-1.0.0.tgz"
         version = {**manifest, "dist": {"tarball": url, "integrity": integrity}}
         self._document = {
             "name": "lab-greeting",

@@ -29,13 +29,15 @@ from h2.events import (
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
+from egressd.lab import calls
+from egressd.lab.guards import DENIED
 from egressd.lab.http1 import plain_address
+from egressd.lab.mirrors import reflection
 from egressd.lab.sightings import SeenRequest
 
 _BLOCK = bytes(range(256)) * 256
 _READ = 256 * 1024
 _WINDOW = 1 << 20
-_GRPC = [("content-type", "application/grpc")]
 
 type Headers = list[tuple[str, str]]
 
@@ -117,11 +119,13 @@ class Connection:
         writer: asyncio.StreamWriter,
         remember: Callable[[SeenRequest], None],
         sni: Mapping[ssl.SSLObject, str],
+        refuses: Callable[[SeenRequest], dict[str, str] | None],
     ) -> None:
         self.requests = 0
         self._reader, self._writer = reader, writer
         self._remember = remember
         self._sni = sni
+        self._refuses = refuses
         self._h2 = H2Connection(H2Configuration(client_side=False, header_encoding="latin-1"))
         self._streams: dict[int, Stream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -201,7 +205,11 @@ class Connection:
 
     async def _answer(self, stream: Stream) -> None:
         try:
-            await _HANDLERS.get(stream.seen.path, echo)(stream)
+            refusal = self._refuses(stream.seen)
+            if refusal is None:
+                await _HANDLERS.get(stream.seen.path, echo)(stream)
+            else:
+                await stream.reply(401, DENIED, [(name.lower(), value) for name, value in refusal.items()])
             await self.flush()
         except (Gone, OSError):
             stream.seen.aborted = True
@@ -302,6 +310,14 @@ async def _slowly(stream: Stream) -> None:
     await stream.reply(200, str(stream.seen.body_bytes).encode())
 
 
+async def _mirror(stream: Stream) -> None:
+    """`?as=SHAPE`: says the request's head back."""
+    headers, pieces = reflection(stream.seen, _asked(stream, "as", "plain"))
+    stream.start(200, [(name.lower(), value) for name, value in headers.items()])
+    for number, piece in enumerate(pieces):
+        await stream.send(piece, end=number == len(pieces) - 1)
+
+
 async def _slow(stream: Stream) -> None:
     await asyncio.sleep(float(_asked(stream, "seconds", "1")))
     await stream.reply(200, b"at last\n")
@@ -340,65 +356,21 @@ async def _drain(stream: Stream) -> None:
     await stream.reply(200, b"the last of this connection\n")
 
 
-async def _say(stream: Stream) -> None:
-    """gRPC: one message, and the same back."""
-    stream.start(200, _GRPC)
-    async for message in stream.messages():
-        await stream.send_message(message)
-        break
-    _finish(stream)
-
-
-async def _many(stream: Stream) -> None:
-    """gRPC: one message, and five of it back, each when it is due."""
-    stream.start(200, _GRPC)
-    async for message in stream.messages():
-        for number in range(5):
-            await stream.send_message(message + str(number).encode())
-            await asyncio.sleep(0.02)
-    _finish(stream)
-
-
-async def _collect(stream: Stream) -> None:
-    """gRPC: any number of messages, and all of them in one back."""
-    stream.start(200, _GRPC)
-    whole = b"".join([message async for message in stream.messages()])
-    await stream.send_message(whole)
-    _finish(stream)
-
-
-async def _chat(stream: Stream) -> None:
-    """gRPC: each message back as it comes."""
-    stream.start(200, _GRPC)
-    await stream.connection.flush()
-    async for message in stream.messages():
-        await stream.send_message(message)
-    _finish(stream)
-
-
-async def _fail(stream: Stream) -> None:
-    """gRPC: a status of the origin's own."""
-    stream.start(200, [*_GRPC, ("grpc-status", "5"), ("grpc-message", "no such thing")], end=True)
-
-
-def _finish(stream: Stream) -> None:
-    stream.connection.say(stream, [("grpc-status", "0"), ("x-lab", "done")], end=True)
-
-
 _HANDLERS: dict[str, Callable[[Stream], Awaitable[None]]] = {
     "/n": _count,
     "/big": _big,
     "/stalled": _stalled,
     "/slowly": _slowly,
+    "/mirror": _mirror,
     "/slow": _slow,
     "/sse": _events,
     "/103": _early_hints,
     "/trailers": _trailers,
     "/early": _early,
     "/drain": _drain,
-    "/lab.Echo/Say": _say,
-    "/lab.Echo/Many": _many,
-    "/lab.Echo/Collect": _collect,
-    "/lab.Echo/Chat": _chat,
-    "/lab.Echo/Fail": _fail,
+    "/lab.Echo/Say": calls.say,
+    "/lab.Echo/Many": calls.many,
+    "/lab.Echo/Collect": calls.collect,
+    "/lab.Echo/Chat": calls.chat,
+    "/lab.Echo/Fail": calls.fail,
 }

@@ -24,6 +24,7 @@ from typing import Any
 from egressd.lab import topology
 from egressd.lab.attacker import Attacker
 from egressd.lab.capture import Capture
+from egressd.lab.guards import Guard
 from egressd.lab.names import ZONE, Zone, entry_from, serve_zone
 from egressd.lab.namespaces import (
     CannotBuild,
@@ -65,6 +66,12 @@ class World:
             "set_certificate": self.set_certificate,
             "serve_folder": self.serve_folder,
             "issue": self.issue,
+            "guard": self.guard,
+            "relay": self.web.relay,
+            "speak": self.web.speak,
+            "expect": self.web.issuers.expect,
+            "issued": lambda: self.web.issuers.issued,
+            "asked": lambda: self.web.issuers.asked,
         }
 
     async def serve(self) -> None:
@@ -126,6 +133,12 @@ class World:
     def issue(self, name: str) -> str:
         """A good certificate and its key for a server of the owner's own."""
         return self.authority.issue(name.lower()).decode()
+
+    def guard(self, name: str, guard: dict[str, Any] | None) -> None:
+        """What a host asks for from now on."""
+        if guard is not None:
+            guard["keys"] = tuple(guard.get("keys", ()))
+        self.web.guards.set_guard(name, None if guard is None else Guard(**guard))
 
     def _drain(self) -> None:
         for capture in self.captures:
