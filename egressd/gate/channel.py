@@ -34,7 +34,7 @@ PAYLOAD_LIMIT = 64 * 1024 * 1024
 
 _PEER_GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN})
 
-type ListenerKind = Literal["transparent", "explicit", "dns-udp", "dns-tcp", "nflog"]
+type ListenerKind = Literal["transparent", "explicit", "socks", "direct", "dns-udp", "dns-tcp", "nflog"]
 
 
 class _Message(BaseModel):
@@ -51,6 +51,8 @@ class Identity(_Message):
 class Configure(_Message):
     """Control → worker, first and once. Descriptor 0: the issuer (PEM certificate, key and chain).
 
+    Descriptor 1, where there is one: the authorization (`user:password`) for the proxy in the settings.
+
     `certificate` is the authority's public certificate, PEM, for sandboxes that ask for it.
     """
 
@@ -63,20 +65,58 @@ class Configure(_Message):
 
 
 class ListenerSpec(_Message):
-    """One listening socket of a sandbox, made inside its namespace."""
+    """One listening socket: of a sandbox, or shared by many.
+
+    `port` is what a `direct` one stands for, whatever it is bound to. `hops` are the networks (CIDR) whose connections
+    begin with a PROXY protocol header, which says where they come from.
+    """
 
     kind: ListenerKind
     family: Literal[4, 6, 0]
+    port: int = Field(default=0, ge=0, le=65_535)
+    hops: tuple[str, ...] = ()
 
 
 class Serve(_Message):
-    """Control → worker: carry this sandbox. Descriptors: policy, synthetic pairs, levels, then one per listener in order."""
+    """Control → worker: carry this sandbox. Descriptors: policy, synthetic pairs, levels, then one per listener in order.
+
+    `token` is the SHA-256 of its proxy token in hex, `source` the address that it is bound to: by these it is known at shared
+    listeners. `answers` says what an allowed name leads to: an address of its own, or egressd's. The latter is `own`, or where
+    that is empty the address that the query was sent to.
+    """
 
     type: Literal["serve"] = "serve"
     sandbox: str
     labels: dict[str, str] = Field(default_factory=dict)
     traceparent: str | None = None
     listeners: tuple[ListenerSpec, ...]
+    token: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    source: str | None = None
+    answers: Literal["synthetic", "self"] = "synthetic"
+    own: tuple[str, ...] = ()
+
+
+class Share(_Message):
+    """Control → worker: serve these listeners for every sandbox that proves itself there. Descriptors: one per listener."""
+
+    type: Literal["share"] = "share"
+    share: str
+    listeners: tuple[ListenerSpec, ...]
+
+
+class Unshare(_Message):
+    """Control → worker: close the listeners of this share; what came by them goes on."""
+
+    type: Literal["unshare"] = "unshare"
+    share: str
+
+
+class Claimed(_Message):
+    """Control → worker: the source address is kept as the sandbox's, or it is not (`ok` false): another has it."""
+
+    type: Literal["claimed"] = "claimed"
+    claim: int
+    ok: bool
 
 
 class Adopt(_Message):
@@ -161,6 +201,22 @@ class Pair(_Message):
     address: str
 
 
+class Sharing(_Message):
+    """Worker → control: the listeners of this share are being served, or no longer are."""
+
+    type: Literal["sharing"] = "sharing"
+    share: str
+
+
+class Claim(_Message):
+    """Worker → control: keep this source address as the sandbox's before anything that came from there is let out."""
+
+    type: Literal["claim"] = "claim"
+    claim: int
+    sandbox: str
+    source: str
+
+
 class Spent(_Message):
     """Worker → control: keep this level of a limit's bucket; what lies above it is spent after this was sent.
 
@@ -174,8 +230,8 @@ class Spent(_Message):
     tokens: FiniteFloat
 
 
-type ToWorker = Configure | Serve | Adopt | Renew | Revoke | Written | Stored
-type ToControl = Ready | Serving | Adopted | Gone | Records | Pair | Spent
+type ToWorker = Configure | Serve | Share | Unshare | Adopt | Renew | Revoke | Written | Stored | Claimed
+type ToControl = Ready | Serving | Sharing | Adopted | Gone | Records | Pair | Claim | Spent
 
 TO_WORKER: TypeAdapter[ToWorker] = TypeAdapter(Annotated[ToWorker, Field(discriminator="type")])
 TO_CONTROL: TypeAdapter[ToControl] = TypeAdapter(Annotated[ToControl, Field(discriminator="type")])

@@ -26,6 +26,9 @@ SCHEMA = 1
 TEXT_LIMIT = 1024
 """Longest text kept in one field, in characters; the rest is replaced by its length and a hash."""
 
+NOBODY = "unknown"
+"""Stands for the sandbox in the record of an attempt that belongs to none; no sandbox has this id."""
+
 type Layer = Literal["dns", "connection", "request", "packet"]
 type Event = Literal["decision", "end", "lost", "sandbox", "policy"]
 
@@ -57,7 +60,8 @@ class Record:
     `time` is RFC 3339 UTC in microseconds and is set at creation; `seq` is set by control when it writes.
     `place` is `file:line`. `host` is the judged name in normal form, `host_raw` what was sent when that
     differs or does not parse. `address` and `port` are what the sandbox dialled; `upstream` what egressd
-    dialled. `count` folds repeats. Bytes are payload bytes, `up` from the sandbox. docs/records.md explains
+    dialled. `source` is the address that the attempt came from, where sandboxes are told apart by it. `count` folds
+    repeats. Bytes are payload bytes, `up` from the sandbox. docs/records.md explains
     each field.
     """
 
@@ -77,6 +81,7 @@ class Record:
     policy: str | None = None
     labels: dict[str, str] | None = None
     traceparent: str | None = None
+    source: str | None = None
     host: str | None = None
     host_raw: str | None = None
     address: str | None = None

@@ -99,6 +99,7 @@ class Reason(StrEnum):
     UPSTREAM_PROTOCOL = "upstream_protocol"
     UPSTREAM_CLOSED = "upstream_closed"
     UPSTREAM_NO_HTTP2 = "upstream_no_http2"
+    UPSTREAM_PROXY = "upstream_proxy"
     # how an attempt ended
     COMPLETED = "completed"
     CLIENT_CLOSED = "client_closed"
@@ -108,6 +109,9 @@ class Reason(StrEnum):
     SHUTDOWN = "shutdown"
     # egressd itself
     UNKNOWN_SANDBOX = "unknown_sandbox"
+    BAD_PROXY_TOKEN = "bad_proxy_token"  # noqa: S105 -- the name of a reason
+    TOKEN_SOURCE_MISMATCH = "token_source_mismatch"  # noqa: S105 -- the name of a reason
+    BAD_HOP = "bad_hop"
     AUDIT_UNAVAILABLE = "audit_unavailable"
     INTERNAL_ERROR = "internal_error"
 
@@ -289,6 +293,7 @@ WORDS: dict[Reason, Words] = {
         "Let the client offer HTTP/1.1 as well.",
         502,
     ),
+    Reason.UPSTREAM_PROXY: Words("the proxy that leads outside refused or failed", _LATER, 502),
     Reason.COMPLETED: Words("it ran to its end", "", 200),
     Reason.CLIENT_CLOSED: Words("the sandbox closed the connection", ""),
     Reason.REVOKED: Words("the sandbox was revoked", "Stop; nothing leaves this sandbox any more."),
@@ -296,6 +301,17 @@ WORDS: dict[Reason, Words] = {
     Reason.WORKER_DIED: Words("the process that carried this connection died", "Try again.", 502),
     Reason.SHUTDOWN: Words("egressd is shutting down", "", 503),
     Reason.UNKNOWN_SANDBOX: Words("the connection belongs to no known sandbox", "Tell the operator."),
+    Reason.BAD_PROXY_TOKEN: Words(
+        "the proxy credentials are not those of a sandbox",
+        "Use the proxy URL exactly as the operator gave it; do not guess.",
+    ),
+    Reason.TOKEN_SOURCE_MISMATCH: Words(
+        "these proxy credentials belong to another source address",
+        "Each sandbox uses its own, from where it first did; tell the operator.",
+    ),
+    Reason.BAD_HOP: Words(
+        "the PROXY protocol header is missing, malformed or from nobody who may send one", "", 400
+    ),
     Reason.AUDIT_UNAVAILABLE: Words("the record could not be written, so nothing leaves", _LATER, 503),
     Reason.INTERNAL_ERROR: Words(
         "egressd failed while judging this, so it is denied", "Tell the operator the attempt id.", 502
