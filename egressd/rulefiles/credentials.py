@@ -5,61 +5,28 @@ The binding lives with the secret (law 7): a rule can only use a credential wher
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from pathlib import Path
 
-from pydantic import AfterValidator, Field
-
+from egressd.policy.credential import Binding, CredentialsFile
 from egressd.policy.effective import EffectiveEntry
-from egressd.policy.model import Id, Said, SchemaVersion, Text, Texts, UnfitError
 from egressd.policy.requests import RequestPattern, parse_request_pattern
-from egressd.rulefiles.document import Document
+from egressd.rulefiles.document import Document, Node
 from egressd.rulefiles.hosts import read_pattern
 from egressd.rulefiles.overlaps import HostIndex, covers, patterns, request_covers, requests_meet
-from egressd.rulefiles.problems import Code, Findings, Place
+from egressd.rulefiles.problems import Code, Findings, Place, Problems
 from egressd.rulefiles.services import check_request
-from egressd.rulefiles.shape import did_you_mean
-from egressd.rulefiles.yaml import parse_model
-
-type Free = str | int | bool | list[Free] | dict[str, Free]
+from egressd.rulefiles.shape import did_you_mean, fit
+from egressd.rulefiles.yaml import load_document, read_bytes
 
 
-def _printable(values: dict[str, Free]) -> dict[str, Free]:
-    """No text here is more than a line: a control character would end the header or the path that it becomes a part of."""
-    waiting: list[Free] = [values]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            waiting += [*value.keys(), *value.values()]
-        elif isinstance(value, list):
-            waiting += value
-        elif isinstance(value, str) and not value.isprintable():
-            raise UnfitError("bad_value", "a text holds a control character, or one that nobody sees")
-    return values
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The credentials file, with the places of what it says."""
 
-
-class Binding(Said):
-    """Hosts and requests that a credential may be attached to."""
-
-    hosts: Texts
-    requests: Texts
-
-
-class Credential(Said):
-    """A reference to a secret and where it may go; what `source` and `attach` hold is the broker's to judge."""
-
-    for_: Annotated[list[Binding], Field(min_length=1, alias="for")]
-    source: Annotated[dict[Text, Free], Field(min_length=1, max_length=1), AfterValidator(_printable)]
-    attach: Annotated[dict[Text, Free], Field(min_length=1), AfterValidator(_printable)]
-    client_credentials: Literal["strip", "deny"] = "strip"
-
-
-class CredentialsFile(Said):
-    """credentials.yaml: references to secrets, never secrets."""
-
-    schema_version: SchemaVersion = Field(alias="schema")
-    credentials: Annotated[dict[Id, Credential], Field(min_length=1)]
+    model: CredentialsFile
+    document: Document
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +38,43 @@ class Used:
     place: Place
 
 
-def read_credentials(content: bytes, path: str, findings: Findings) -> CredentialsFile | None:
+def load_credentials(path: Path) -> CredentialsFile | Problems:
+    """Return what the file at `path` says, or all its problems, none of which shows a value of it. Total; reads one file."""
+    findings = Findings()
+    content = read_bytes(path, str(path), findings)
+    known = read_credentials(content, str(path), findings) if content is not None else None
+    return known.model if known is not None and not findings.count else findings.problems()
+
+
+def read_credentials(content: bytes, path: str, findings: Findings) -> Known | None:
     """Return the credentials file, or None after adding its problems."""
-    loaded = parse_model(content, path, CredentialsFile, findings, quotes=False)
-    if loaded is None:
+    document = load_document(content, path, findings)
+    if document is None:
         return None
-    model, document = loaded
+    before = findings.count
+    for place, text in _texts(document.root):
+        if not text.isprintable():
+            findings.add(
+                path, place, Code.BAD_VALUE, "a text holds a control character, or one that nobody sees"
+            )
+    model = fit(document, CredentialsFile, findings, quotes=False)
+    if model is None or findings.count != before:
+        return None
     for name, credential in model.credentials.items():
         for index, binding in enumerate(credential.for_):
             _check_binding(name, index, binding, document, findings)
-    return model
+    return Known(model, document)
+
+
+def _texts(root: Node) -> Iterator[tuple[Place, str]]:
+    """Yield every text of the file, keys too: none is more than a line, for it becomes a part of a header or a path."""
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node.scalar, str):
+            yield node.place, node.scalar
+        yield from ((place, key) for key, place in node.keys.items())
+        waiting += [*(node.items or ()), *(node.fields or {}).values()]
 
 
 def check_uses(uses: list[Used], known: CredentialsFile | None, findings: Findings) -> None:

@@ -13,10 +13,11 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from egressd.policy.compile import CompiledPolicy, compile_policy
+from egressd.policy.credential import CredentialsFile
 from egressd.policy.effective import EffectiveEntry, EffectivePolicy
 from egressd.policy.model import OrganisationFile, ProfileFile, ServiceFile, Test
 from egressd.rulefiles.claims import Claims, check_claims
-from egressd.rulefiles.credentials import CredentialsFile, read_credentials
+from egressd.rulefiles.credentials import Known, read_credentials
 from egressd.rulefiles.document import Document
 from egressd.rulefiles.entries import Library
 from egressd.rulefiles.hosts import read_list
@@ -29,12 +30,16 @@ from egressd.rulefiles.yaml import parse_model, read_bytes
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """A rules folder that is sound and whose tests hold; immutable, to be swapped whole."""
+    """A rules folder that is sound and whose tests hold; immutable, to be swapped whole.
+
+    `credentials` is what the credentials file that it was judged with says, None where it was judged without.
+    """
 
     source: RuleSource
     policies: dict[str, CompiledPolicy]
     warnings: tuple[Problem, ...] = ()
     tests: int = 0
+    credentials: CredentialsFile | None = None
 
     @property
     def digest(self) -> str:
@@ -96,7 +101,8 @@ def load_source(
     if len(failed):
         return failed
     warnings = tuple(sorted(folder.findings.warnings))
-    return Rules(source, policies, warnings, sum(len(claims.tests) for claims in folder.claims))
+    tests = sum(len(claims.tests) for claims in folder.claims)
+    return Rules(source, policies, warnings, tests, folder.known.model if folder.known is not None else None)
 
 
 @dataclass(slots=True)
@@ -106,7 +112,7 @@ class _Folder:
     source: RuleSource
     findings: Findings
     today: dt.date
-    known: CredentialsFile | None = None
+    known: Known | None = None
     profiles: dict[str, EffectivePolicy] = field(default_factory=dict)
     claims: list[Claims] = field(default_factory=list)
 
@@ -141,9 +147,15 @@ class _Folder:
             if loaded is None:
                 continue
             model, document = loaded
-            effective = read_profile(model, document, library, above, self.known, self.today, self.findings)
+            effective = read_profile(
+                model, document, library, above, self._definitions, self.today, self.findings
+            )
             self.profiles[model.profile] = effective
             self._keep_tests(model.tests, document, model.profile)
+
+    @property
+    def _definitions(self) -> CredentialsFile | None:
+        return self.known.model if self.known is not None else None
 
     def _services(self, lists: dict[str, tuple[str, ...]]) -> dict[str, Service]:
         services: dict[str, Service] = {}

@@ -6,6 +6,7 @@ import datetime as dt
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from egressd.policy.credential import CredentialsFile
 from egressd.policy.effective import Effect, EffectiveEntry, EffectivePolicy, EntryLimits, Rate
 from egressd.policy.model import (
     MOST_OBSERVE_DAYS,
@@ -15,7 +16,7 @@ from egressd.policy.model import (
     PermittingEntry,
     ProfileFile,
 )
-from egressd.rulefiles.credentials import CredentialsFile, Used, check_uses
+from egressd.rulefiles.credentials import Used, check_uses
 from egressd.rulefiles.document import Document
 from egressd.rulefiles.entries import EXFIL_SINKS, AnyEntry, Library, Reader, check_limits, reaches_private
 from egressd.rulefiles.overlaps import HostIndex, patterns
