@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer
 
+from egressd.credentials.scrub import Mask
 from egressd.policy.credential import Attach
 
 SECRET_LIMIT = 16 * 1024
@@ -72,3 +74,8 @@ class Lease(_Kept):
         if material.session_token is not None:
             found.append(material.session_token.get_secret_value())
         return tuple(found)
+
+    @cached_property
+    def masking(self) -> Mask:
+        """What is masked in whatever answers a request that carries it; made once, and gone with the lease."""
+        return Mask(self.secrets(), self.mask)

@@ -1,0 +1,258 @@
+"""Every way in which a secret may come back, as one automaton over bytes. Pure.
+
+A *needle* is a row of slots: the secret itself, its hexadecimal digits, UTF-16, and what base64 makes of it at each of the three
+places where it may begin in a triplet, so that it is found inside `user:secret` and any longer text. A slot may be *spelled*: by
+the byte itself, percent-encoded (up to three times), escaped with up to three backslashes (`\\/`, `\\u002f`, `\\x2f`), or as an
+HTML character reference; each slot on its own, so that no mixture hides a needle.
+
+The automaton follows all needles at once. What it is in the middle of is a set of *threads* (needle, slot, what was read of its
+spelling), each with its age in bytes; two threads in one place are one, the older. Sets that were met are kept with the edges
+between them, so that most bytes cost a look-up; a new set costs as many steps as it has threads, which is the number of places
+where a needle overlaps itself. Time is linear in the bytes whatever they are, and never depends on how they were cut.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from base64 import b64encode
+from collections.abc import Iterable, Iterator
+from itertools import chain, product
+from typing import Final, NamedTuple
+
+CODED_LEAST: Final = 4
+"""Bytes of a secret below which base64 and hexadecimal forms of it would be found everywhere."""
+
+TELLING: Final = 8
+"""Slots of a needle that at the end of a text count as a needle that was cut off: fewer may be there by chance."""
+
+_STATES: Final = 1024
+"""Sets of threads that are kept."""
+
+_GLANCE: Final = 3
+"""Bytes of a needle by which a place is found where it may begin."""
+
+_FULL, _PARTIAL = 1, 2
+_NAMED: Final = {"&": b"amp", "<": b"lt", ">": b"gt", '"': b"quot", "'": b"apos"}
+_TWINS: Final = {"+": "+-", "-": "+-", "/": "/_", "_": "/_"}
+"""The characters in which the two alphabets of base64 differ (RFC 4648 §5)."""
+
+_BASE64: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+
+
+class Slot(NamedTuple):
+    """What one slot may be: by what was read of a spelling, whether that is one or begins one; and what goes on with it."""
+
+    kinds: dict[bytes, int]
+    following: dict[bytes, frozenset[int]]
+
+
+class Needle(NamedTuple):
+    """A row of slots; `tail` is one more that is masked if it follows: the character that holds a secret's last bits."""
+
+    slots: tuple[Slot, ...]
+    tail: Slot | None = None
+
+
+type _Sort = tuple[str, bool]
+"""A slot before it is made: its characters, and whether they may be spelled otherwise than as they are."""
+type _Row = tuple[tuple[_Sort, ...], _Sort | None]
+type _Place = tuple[int, int, bytes]
+
+
+class State:
+    """A set of threads; `age` is that of the oldest one, so many bytes are undecided."""
+
+    __slots__ = ("age", "edges", "threads")
+
+    def __init__(self, threads: tuple[tuple[_Place, int], ...]) -> None:
+        self.threads = threads
+        self.age = max((age for _, age in threads), default=0)
+        self.edges: dict[int, tuple[State, int]] = {}
+
+
+class Automaton:
+    """All needles of some secrets. It holds them: its repr says nothing, and it belongs where the secrets are."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        """Empty secrets are no needles; without any nothing is ever found."""
+        rows = dict.fromkeys(chain.from_iterable(map(_rows, filter(None, secrets))))
+        self._needles = tuple(
+            Needle(tuple(_slot(*sort) for sort in row), _slot(*tail) if tail else None) for row, tail in rows
+        )
+        self._fresh = tuple(((number, 0, b""), 0) for number in range(len(self._needles)))
+        self.start = State(())
+        self._states: dict[frozenset[tuple[_Place, int]], State] = {}
+        self.glance = re.compile(self._heads()) if self._needles else re.compile(rb"(?!)")
+        """Finds the next place where a needle may begin, or where the bytes end in what may become one."""
+
+    def step(self, state: State, byte: int) -> tuple[State, int]:
+        """Return what `byte` leads to, and how many of the bytes up to it are part of a needle."""
+        found: dict[_Place, int] = {}
+        masked = 0
+        for (number, index, read), age in (*state.threads, *self._fresh):
+            needle, spelling = self._needles[number], read + byte.to_bytes()
+            slot = needle.slots[index] if index < len(needle.slots) else needle.tail
+            kind = slot.kinds.get(spelling, 0) if slot is not None else 0
+            if kind & _PARTIAL:
+                _put(found, (number, index, spelling), age + 1)
+            if kind & _FULL and index + 1 < len(needle.slots):
+                _put(found, (number, index + 1, b""), age + 1)
+            elif kind & _FULL:
+                masked = max(masked, age + 1)
+                if index + 1 == len(needle.slots) and needle.tail is not None:
+                    _put(found, (number, index + 1, b""), 0)
+        edge = state.edges[byte] = self._state(found), masked
+        return edge
+
+    def _state(self, found: dict[_Place, int]) -> State:
+        if not found:
+            return self.start
+        key = frozenset(found.items())
+        state = self._states.get(key)
+        if state is None:
+            if len(self._states) >= _STATES:
+                self._states.clear()
+                self.start.edges.clear()
+            state = self._states[key] = State(tuple(found.items()))
+        return state
+
+    def telling(self, state: State) -> int:
+        """Return how many of the last bytes are so much of a needle that they are not there by chance."""
+        return max((age for (_, index, _), age in state.threads if index >= TELLING), default=0)
+
+    def _heads(self) -> bytes:
+        """The pattern of `glance`. It begins with literals: then the regular expression engine skips what is none of them."""
+        places = frozenset(place for place, _ in self._fresh)
+        first = ((byte, self._after(places, byte)) for byte in sorted(self._bytes(places)))
+        return b"|".join(re.escape(byte.to_bytes()) + self._head(after, 1) for byte, after in first)
+
+    def _head(self, places: frozenset[_Place], depth: int) -> bytes:
+        if depth == _GLANCE or any(index == len(self._needles[number].slots) for number, index, _ in places):
+            return b""
+        ways: dict[bytes, list[int]] = {}
+        for byte in sorted(self._bytes(places)):
+            ways.setdefault(self._head(self._after(places, byte), depth + 1), []).append(byte)
+        parts = (b"[" + b"".join(map(_in_class, found)) + b"]" + rest for rest, found in ways.items())
+        return b"(?:" + b"|".join(parts) + rb"|\Z)"
+
+    def _bytes(self, places: frozenset[_Place]) -> set[int]:
+        return {
+            byte
+            for number, index, read in places
+            for byte in self._needles[number].slots[index].following[read]
+        }
+
+    def _after(self, places: frozenset[_Place], byte: int) -> frozenset[_Place]:
+        def places_after() -> Iterator[_Place]:
+            for number, index, read in places:
+                spelling = read + byte.to_bytes()
+                kind = self._needles[number].slots[index].kinds.get(spelling, 0)
+                if kind & _FULL:
+                    yield number, index + 1, b""
+                if kind & _PARTIAL:
+                    yield number, index, spelling
+
+        return frozenset(places_after())
+
+
+def _put(found: dict[_Place, int], place: _Place, age: int) -> None:
+    if found.get(place, -1) < age:
+        found[place] = age
+
+
+def _in_class(byte: int) -> bytes:
+    return rb"\x%02x" % byte
+
+
+def _rows(secret: str) -> Iterator[_Row]:
+    yield tuple(_spelled(_either_case(char)) for char in secret), None
+    data = _encoded(secret)
+    if len(data) < CODED_LEAST:
+        return
+    yield from (_base64(data, before) for before in range(3))
+    yield tuple(_plain(_either_case(digit)) for digit in data.hex()), None
+    wide = secret.encode("utf-16-le", "surrogatepass").rstrip(
+        b"\0"
+    )  # from its second byte on utf-16-be is the same
+    yield tuple(_plain(chr(byte)) for byte in wide), None
+
+
+def _base64(data: bytes, before: int) -> _Row:
+    """What is the same of the base64 of all texts in which `before` (modulo 3) bytes come before the data."""
+    text = b64encode(bytes(before) + data).decode("ascii")
+    bits = 8 * (before + len(data))
+    core = tuple(_spelled(_twins(char)) for char in text[-(-8 * before // 6) : bits // 6])
+    if not bits % 6:
+        return core, None
+    unknown = 6 - bits % 6
+    known = _BASE64.index(text[bits // 6]) >> unknown
+    return core, _spelled("".join(_twins(_BASE64[known << unknown | low]) for low in range(1 << unknown)))
+
+
+def _twins(char: str) -> str:
+    return _TWINS.get(char, char)
+
+
+def _either_case(char: str) -> str:
+    return char.lower() + char.upper() if char.isascii() and char.isalpha() else char
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _spelled(chars: str) -> _Sort:
+    """Any of these characters, in any spelling."""
+    return "".join(sorted(set(chars))), True
+
+
+def _plain(chars: str) -> _Sort:
+    """Any of these bytes (U+0000 to U+00FF), as it is."""
+    return "".join(sorted(set(chars))), False
+
+
+@functools.lru_cache(maxsize=1024)
+def _slot(chars: str, escapes: bool) -> Slot:
+    """Slots are kept and shared: each is a few characters of an alphabet, and tells nothing of a secret."""
+    words = set(
+        chain.from_iterable(map(_spellings, chars)) if escapes else (char.encode("latin-1") for char in chars)
+    )
+    kinds: dict[bytes, int] = dict.fromkeys(words, _FULL)
+    following: dict[bytes, set[int]] = {}
+    for word in words:
+        for size in range(len(word)):
+            following.setdefault(word[:size], set()).add(word[size])
+            if size:
+                kinds[word[:size]] = kinds.get(word[:size], 0) | _PARTIAL
+    return Slot(kinds, {read: frozenset(found) for read, found in following.items()})
+
+
+def _spellings(char: str) -> Iterator[bytes]:
+    data, code = _encoded(char), ord(char)
+    yield data
+    if char == " ":
+        yield b"+"
+    for dashes in (b"\\", b"\\\\", b"\\\\\\"):
+        if char.isascii() and not char.isalnum():
+            yield dashes + data
+        wide = char.encode("utf-16-be", "surrogatepass")
+        units = [_cases(b"u%s" % wide[at : at + 2].hex().encode()) for at in range(0, len(wide), 2)]
+        yield from (b"".join(dashes + unit for unit in row) for row in product(*units))
+        if code < 0x100:
+            yield from (dashes + word for word in _cases(b"x%02x" % code))
+    for signs in (b"%", b"%25", b"%2525"):
+        bytes_ = [_cases(b"%02x" % byte) for byte in data]
+        yield from (b"".join(signs + digits for digits in row) for row in product(*bytes_))
+    for number in (b"%d" % code, b"x%x" % code, b"X%x" % code):
+        mark, digits = (number[:1], number[1:]) if number[:1] in b"xX" else (b"", number)
+        for zero in (b"", b"0"):
+            yield from (b"&#" + mark + zero + word + b";" for word in _cases(digits))
+    if char in _NAMED:
+        yield b"&" + _NAMED[char] + b";"
+
+
+def _cases(digits: bytes) -> tuple[bytes, ...]:
+    """A number in lower and in upper hexadecimal digits, its mark as it is."""
+    mark, rest = (digits[:1], digits[1:]) if digits[:1] in (b"u", b"x") else (b"", digits)
+    return tuple(dict.fromkeys((mark + rest.lower(), mark + rest.upper())))
