@@ -27,7 +27,10 @@ PAGES = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "docs/records.md",
+    "docs/clients.md",
+    "docs/credentials.md",
     "docs/dns.md",
+    "docs/limits.md",
     "docs/verify.md",
     "rules/README.md",
 ]

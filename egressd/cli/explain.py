@@ -88,7 +88,7 @@ def _moment(at: str | None) -> float:
 def lines(found: Explanation, root: str) -> list[str]:
     """Return the explanation for people; `root` stands before every place."""
     decision, entry = found.decision, found.decision.entry
-    treatment = f" ({decision.treatment})" if decision.allowed else ""
+    treatment = f" ({found.treatment})" if found.treatment else ""
     lines = [
         f"{decision.verdict}{treatment}: {found.asked.text} under {found.profile}",
         f"  reason: {decision.reason} ({found.says})",

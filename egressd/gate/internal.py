@@ -15,36 +15,22 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, Any, Final
 
-from egressd.policy.attempt import Attempt, Decision, DnsQuestion, Name
 from egressd.policy.effective import EffectiveEntry, EffectivePolicy, EntryLimits, Rate
+from egressd.policy.internal import NAME as NAME  # the gate asks this module for its name and its judgement
+from egressd.policy.internal import judge as judge
+from egressd.policy.internal import unanswered
 from egressd.policy.reasons import WORDS, Reason
 
 if TYPE_CHECKING:  # the sandbox knows its names, and these know this one: at run time only values come in
     from egressd.gate.sandbox import Sandbox
 
-NAME: Final[Name] = ("egressd", "internal")
 ADDRESS: Final = IPv4Address("198.18.0.3")
 """Where the name leads; no rule can name either (both are floor), so that this module alone judges them."""
-
-_PORTS: Final = {"http": 80, "https": 443}
-_ALLOWED: Final = Decision("allow", Reason.INTERNAL_PAGE)
 
 MOST_ENTRIES = 400
 MOST_HOSTS = 40
 MOST_REQUESTS = 60
 """What is shown of a long policy; how much is left out is said."""
-
-
-def judge(attempt: Attempt) -> Decision | None:
-    """Return the decision on an attempt at egressd's own name; None for any other host, which the rules judge."""
-    if isinstance(attempt, DnsQuestion):
-        return _ALLOWED if attempt.name == NAME else None
-    if attempt.host != NAME:
-        return None
-    if _PORTS.get(attempt.scheme) == attempt.port:
-        return _ALLOWED
-    usual = attempt.port in _PORTS.values()
-    return Decision("deny", Reason.SCHEME_NOT_ALLOWED if usual else Reason.PORT_NOT_ALLOWED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +68,10 @@ def answer(asked: Asked, sandbox: Sandbox, certificate: bytes, now: float) -> Pa
     `certificate` is the public certificate of the authority, PEM; `now` is Unix seconds, by which rules expire.
     """
     here = "See http://egressd.internal/ for what is here."
-    if asked.method not in ("GET", "HEAD"):
-        return Unanswered(Reason.METHOD_NOT_ALLOWED, 405, "Only GET and HEAD are answered here.", "GET, HEAD")
-    if asked.body or asked.upgrade:
-        reason = Reason.BODY_NOT_ALLOWED if asked.body else Reason.UPGRADE_NOT_ALLOWED
+    reason = unanswered(asked.method, asked.target, body=asked.body, upgrade=asked.upgrade)
+    if reason is Reason.METHOD_NOT_ALLOWED:
+        return Unanswered(reason, 405, "Only GET and HEAD are answered here.", "GET, HEAD")
+    if reason is Reason.BODY_NOT_ALLOWED or reason is Reason.UPGRADE_NOT_ALLOWED:
         return Unanswered(reason, 400, "Ask with a plain GET.")
     path = asked.target.partition("?")[0]
     if path == "/ca.crt" and certificate:

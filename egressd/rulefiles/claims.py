@@ -10,7 +10,8 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from egressd.policy.attempt import Decision, DnsQuestion
+from egressd.policy import internal
+from egressd.policy.attempt import Attempt, Decision, DnsQuestion, RequestAttempt
 from egressd.policy.compile import CompiledPolicy, compile_policy
 from egressd.policy.decide import decide
 from egressd.policy.model import Test
@@ -44,11 +45,24 @@ class _Claim:
 
 
 def judge(policy: CompiledPolicy, asked: Asked, now: float) -> Decision:
-    """Return the decision on a request as written; a DNS question for anything but an address is denied. Total."""
-    decision = decide(policy, asked.attempt, now)
+    """Return the decision on a request as written; a DNS question for anything but an address is denied. Total.
+
+    As in a sandbox, egressd's own name is its own to answer, before any rule or the floor.
+    """
+    decision = _own(asked.attempt) or decide(policy, asked.attempt, now)
     if isinstance(asked.attempt, DnsQuestion) and decision.allowed and asked.dns_type not in _ADDRESS_TYPES:
         return Decision("deny", Reason.DNS_TYPE)
     return decision
+
+
+def _own(attempt: Attempt) -> Decision | None:
+    decision = internal.judge(attempt)
+    if decision is None or not decision.allowed or not isinstance(attempt, RequestAttempt):
+        return decision
+    refused = internal.unanswered(
+        attempt.method, attempt.target, body=attempt.body, upgrade=attempt.upgrade is not None
+    )
+    return decision if refused is None else Decision("deny", refused)
 
 
 def check_claims(

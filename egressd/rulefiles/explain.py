@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from egressd.policy import internal
 from egressd.policy.attempt import Address, Attempt, ConnectionAttempt, Decision, DnsQuestion, Name
 from egressd.policy.compile import CompiledPolicy, compile_policy
 from egressd.policy.decide import Trial, trials
@@ -51,6 +52,12 @@ class Explanation:
     change: str
 
     @property
+    def treatment(self) -> str | None:
+        """How the attempt is carried, if it is; egressd's own page is not."""
+        carried = self.decision.allowed and self.decision.reason is not Reason.INTERNAL_PAGE
+        return self.decision.treatment if carried else None
+
+    @property
     def says(self) -> str:
         """The reason in words."""
         return WORDS[self.decision.reason].says
@@ -65,7 +72,7 @@ class Explanation:
             "reason": self.decision.reason.value,
             "says": self.says,
             "would_deny": self.decision.would_deny,
-            "treatment": self.decision.treatment if self.decision.allowed else None,
+            "treatment": self.treatment,
             "rule": entry.id if entry else None,
             "place": entry.place if entry else None,
             "via": entry.via if entry else None,
@@ -160,6 +167,10 @@ def _change(
 ) -> str:
     """Return the narrowest change that would allow a denied attempt, when there is an easy one that surely does."""
     entry = decision.entry
+    if _host(asked.attempt) == internal.NAME:
+        return (
+            "" if decision.allowed else f"egressd itself answers GET and HEAD of {', '.join(internal.PAGES)}"
+        )
     if decision.verdict == "ask":
         who = f" by {', '.join(entry.approvers)}" if entry is not None and entry.approvers else ""
         return f"an approval{who} is needed"

@@ -24,6 +24,7 @@ from egressd.policy.attempt import Attempt, ConnectionAttempt, Decision, DnsQues
 from egressd.policy.compile import compile_policy
 from egressd.policy.decide import decide
 from egressd.policy.effective import Effect, EffectiveEntry, EffectivePolicy, EntryLimits, Rate, Treatment
+from egressd.policy.internal import PAGES
 from egressd.policy.reasons import WORDS, Reason
 from tests.gate.inspector.lab import Lab, laboratory, run
 
@@ -103,6 +104,12 @@ def test_only_the_name_itself_on_its_own_ports_is_egressd_s(attempt: Attempt, re
     decision = judge(attempt)
     assert (decision.reason.value if decision is not None else None) == reason
     assert decision is None or decision.allowed == (reason == "internal_page")
+
+
+def test_each_page_that_is_said_to_be_there_is() -> None:
+    for path in PAGES:
+        assert isinstance(answer(Asked("GET", path), sandbox(), CERTIFICATE, NOW), Page), path
+    assert isinstance(answer(Asked("GET", "/other"), sandbox(), CERTIFICATE, NOW), Unanswered)
 
 
 def test_no_rule_can_give_the_name_to_anybody_else() -> None:
