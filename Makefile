@@ -12,7 +12,7 @@ export PATH
 ARGS ?=
 RUNS ?= 15
 
-.PHONY: help demo test check bench clients soak image clean packages
+.PHONY: help demo test check bench clients soak image clean packages peers
 
 help: ## this list
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -20,7 +20,7 @@ help: ## this list
 demo: .venv/ready packages ## real tools in a sandbox, allowed and refused; ARGS="--json --keep"
 	@$(BIN)/egressd demo $(ARGS)
 
-test: .venv/ready packages ## every test but the soaks; ARGS="-k names -x"
+test: .venv/ready packages peers ## every test but the soaks; ARGS="-k names -x"
 	@$(BIN)/python -m pytest $(ARGS)
 
 check: .venv/ready ## formatting, lint and types; no test runs
@@ -28,8 +28,9 @@ check: .venv/ready ## formatting, lint and types; no test runs
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 
-bench: .venv/ready packages ## start-up beside peers, then the test suite's slowest parts; RUNS=15
+bench: .venv/ready packages ## start-up beside peers, a credential's cost, then the test suite's slowest parts; RUNS=15
 	@$(BIN)/python -m bench.startup $(RUNS)
+	@$(BIN)/python -m bench.credentials
 	@echo 'bench: these are the 25 slowest tests, which bound nothing.'
 	@$(BIN)/python -m pytest -q --durations=25 $(ARGS)
 
@@ -50,6 +51,9 @@ clean: ## everything that make made
 
 packages:
 	@tools/packages
+
+peers: .venv/ready
+	@tools/peers
 
 .venv/ready: pyproject.toml tools/venv tools/python
 	@tools/venv

@@ -6,6 +6,7 @@ What runs is the real command line in a process of its own; nothing of egressd i
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from typing import Any
 from egressd.lab.lab import Lab, clean_env
 
 PROFILE = "lab"
+HERE = "/STAND"
+"""Stands in the text of credentials.yaml for the stand's folder, whose secrets are in HERE/secrets."""
 _CONFIG = """schema: 1
 rules: rules
 ca_dir: ca
@@ -34,6 +37,7 @@ class Stand:
 
     `rules` are the text of the profile `lab`; the shipped services come from `shipped`, a rules folder. `workspace` is
     where commands run; with root it belongs to nobody in particular, so that every sandbox uid may write it.
+    `credentials` is the text of credentials.yaml; `secret` makes the files that it refers to.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class Stand:
         shipped: Path,
         dns_more: Mapping[str, str] | None = None,
         more: str = "",
+        credentials: str = "",
     ) -> None:
         self.lab = lab
         self.directory = Path(tempfile.mkdtemp(prefix="stand-", dir=lab.directory))
@@ -59,7 +64,19 @@ class Stand:
         self.config = self.directory / "egressd.yaml"
         extra = "".join(f"  {key}: {value}\n" for key, value in (dns_more or {}).items())
         text = _CONFIG.format(dns=lab.dns, dns_more=extra, ca=lab.ca_file, more=more)
+        self.credentials = self.directory / "credentials.yaml"
+        if credentials:
+            write_private(self.credentials, credentials.replace(HERE, str(self.directory)))
+            text += "credentials: credentials.yaml\n"
         self.config.write_text(text, encoding="utf-8")
+
+    def secret(self, name: str, value: str) -> Path:
+        """Write a secret to a file that only its owner may read, whole at any moment; credentials call its folder HERE."""
+        path = self.directory / "secrets" / name
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        fresh = path.with_suffix(".new")
+        write_private(fresh, value)
+        return fresh.replace(path)
 
     def close(self) -> None:
         """Remove the folder."""
@@ -97,13 +114,18 @@ class Stand:
         )
 
     def start(
-        self, command: Sequence[str], *, flags: Sequence[str] = (), **options: Any
+        self,
+        command: Sequence[str],
+        *,
+        flags: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        **options: Any,
     ) -> subprocess.Popen[Any]:
         """Start a command in a sandbox; the caller ends it. The process is `egressd run` itself."""
         return self.lab.popen_host(
             self.argv(command, flags),
             cwd=str(self.workspace),
-            env=clean_env(self.lab, trust=False),
+            env=clean_env(self.lab, trust=False) | dict(env or {}),
             privileged=not self.lab.rootless,
             **options,
         )
@@ -134,3 +156,10 @@ class Stand:
             for line in file:
                 if line.endswith("\n"):  # a line that is being written has no end yet
                     yield json.loads(line)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner may read, from its first moment on."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
