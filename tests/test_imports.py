@@ -38,6 +38,7 @@ SIBLINGS: dict[tuple[str, str], str] = {
     ("gate", "egressd.credentials.sigv4"): "signing is part of attaching",
     ("gate", "egressd.credentials.lease"): "what control lends is what a worker attaches",
     ("gate", "egressd.credentials.slots"): "a sandbox's own keys are taken out where the bytes are",
+    ("gate", "egressd.credentials.placeholders"): "dummies that stray are found where the bytes are",
     ("gate", "egressd.credentials.scrub"): "what echoes a credential is scrubbed where the bytes are",
     ("credentials", "egressd.rulefiles.yaml"): "one strict YAML reader, with positions",
 }

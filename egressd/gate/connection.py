@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from egressd.gate.leases import Leases
 from egressd.gate.recorder import Recorder
 from egressd.gate.sandbox import Sandbox
 from egressd.gate.settings import Settings
@@ -31,7 +32,8 @@ type Channel = Literal["transparent", "connect", "absolute"]
 class Services:
     """What every connection of a worker uses.
 
-    `certificate` is the authority's public one, PEM; `inspection` are the site's own addons (`inspector.site`).
+    `certificate` is the authority's public one, PEM; `inspection` are the site's own addons (`inspector.site`); without
+    `leases` no credential is attached, and what needs one is refused; `placeholders` are those of all sandboxes of the worker.
     """
 
     settings: Settings
@@ -40,6 +42,8 @@ class Services:
     leaves: Leaves
     certificate: bytes = b""
     inspection: tuple[Any, ...] = ()
+    leases: Leases | None = None
+    placeholders: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)

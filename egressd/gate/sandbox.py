@@ -34,4 +34,6 @@ class Sandbox:
     traceparent: str | None = None
     live: set[Live] = field(default_factory=set)
     revoked: bool = False
+    placeholders: dict[str, str] = field(default_factory=dict)
+    """What the sandbox holds in the place of a key, by credential."""
     denials: Denials = field(default_factory=Denials)

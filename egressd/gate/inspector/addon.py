@@ -18,7 +18,7 @@ from mitmproxy import http
 
 from egressd.gate import internal
 from egressd.gate.connection import Connection
-from egressd.gate.inspector import site, websocket
+from egressd.gate.inspector import credential, site, websocket
 from egressd.gate.inspector.binding import Names, Unbound, bind
 from egressd.gate.inspector.doh import asks_dns
 from egressd.gate.inspector.exchange import Exchange
@@ -200,14 +200,14 @@ class PolicyAddon:
             if isinstance(offer, str):
                 return Decision("deny", Reason.BAD_REQUEST, decision.entry), offer
             exchange.offer = offer
-        if decision.entry is not None and decision.entry.credential is not None:
-            # Never bare (law 7): the rule says that a credential goes with it, and nothing here can attach one.
-            return Decision("deny", Reason.CREDENTIAL_UNAVAILABLE, decision.entry), "no broker"
         if decision.treatment != "inspect":
             # Another entry won than for the connection, and it says that what passes is not to be opened.
             return Decision(
                 "deny", Reason.SCHEME_NOT_ALLOWED, decision.entry
             ), f"treatment {decision.treatment}"
+        problem = credential.problem_of(exchange, decision, request, time.time())
+        if problem is not None:
+            return Decision("deny", problem.reason, decision.entry), problem.detail
         over = exchange.charge(decision.entry, _size(request, fields))
         if over is not None:
             return Decision("deny", over.reason, decision.entry), over.limit
@@ -217,6 +217,19 @@ class PolicyAddon:
         """Write the decision down, then let the request go: the order is the law. `policy` is what it was decided by."""
         request = flow.request
         assert exchange.bound is not None
+        has_body = _has_body(flow)
+        request.headers = http.Headers(onward_request(_fields(request), exchange.bound.authority))
+        refused = await credential.lend(exchange, request, has_body=has_body)
+        if refused is not None:
+            flow.response = as_response(
+                exchange.deny(Decision("deny", refused.reason, exchange.decision.entry), refused.detail)
+            )
+            return
+        if exchange.lease is not None and (changed := self._late(exchange, policy)) is not None:
+            flow.response = as_response(
+                exchange.deny(Decision("deny", changed), "while a lease was asked for")
+            )
+            return
         try:
             refusal, exchange.refusal, exchange.status = exchange.refusal, None, None
             async with asyncio.timeout(COMMIT_TIMEOUT):
@@ -224,18 +237,13 @@ class PolicyAddon:
         except (AuditUnavailable, TimeoutError):
             flow.response = as_response(exchange.deny(Decision("deny", Reason.AUDIT_UNAVAILABLE)))
             return
-        sandbox, late = self.connection.sandbox, None  # what came while the record was written
-        if sandbox.revoked:
-            late = Reason.REVOKED
-        elif sandbox.policy is not policy and not exchange.may_go(time.time()):
-            late = Reason.POLICY_CHANGED
+        late = self._late(exchange, policy)  # what came while the record was written
         if late is not None:
             exchange.refusal = refusal
             flow.response = as_response(exchange.refuse(late))
             return
-        has_body = _has_body(flow)
-        onward = onward_request(_fields(request), exchange.bound.authority)
-        request.headers = http.Headers(onward + (_UPGRADE if exchange.offer is not None else ()))
+        if exchange.offer is not None:
+            request.headers = http.Headers(_fields(request) + _UPGRADE)
         if request.http_version == "HTTP/1.0" or not has_body:
             request.headers.pop("expect", None)  # nothing to invite, or nobody who understands the invitation
         request.data.authority = b""
@@ -245,6 +253,15 @@ class PolicyAddon:
         request.stream = True
         flow.response = None
         exchange.admitted = True
+
+    def _late(self, exchange: Exchange, policy: CompiledPolicy) -> Reason | None:
+        """Say why a request that `policy` allowed may no longer go."""
+        sandbox = self.connection.sandbox
+        if sandbox.revoked:
+            return Reason.REVOKED
+        if sandbox.policy is not policy and not exchange.may_go(time.time()):
+            return Reason.POLICY_CHANGED
+        return None
 
 
 def _size(request: http.Request, fields: tuple[Field, ...]) -> int:

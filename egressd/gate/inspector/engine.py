@@ -243,6 +243,9 @@ class Engine:
         if exchange is None or not exchange.admitted:
             raise RuntimeError("bytes for the upstream of a request that is not admitted")
         if command.connection is self._server:
+            upstream = self._conduit.upstream
+            if exchange.lease is not None and upstream is not None and not upstream.verified:
+                raise RuntimeError("a credential for an upstream that is not verified")
             exchange.up += len(command.data)
             self._conduit.to_upstream(command.data)
 
@@ -320,6 +323,9 @@ class Engine:
                 return
             if isinstance(opened, OpenFailed):
                 self._failed(opened.reason, opened.detail)
+            elif exchange.lease is not None and not opened.verified:
+                opened.stream.abort()
+                self._failed(Reason.CREDENTIAL_NEEDS_TLS, "the upstream is not verified")
             else:
                 exchange.upstream = opened.address
                 self._adopt(command.connection, opened)

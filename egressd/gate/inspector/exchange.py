@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from egressd.credentials.attach import Body
 from egressd.credentials.lease import Lease
 from egressd.gate import internal
 from egressd.gate.connection import Connection
@@ -47,6 +48,10 @@ class Exchange:
     retry_after: int | None = None
     lease: Lease | None = None
     """What is attached to it, and may not come back in its response."""
+    body: Body = Body.PASSES
+    """What becomes of its body."""
+    taken: tuple[str, ...] = ()
+    """The slots in which it brought a key of its own, which is gone."""
     admitted: bool = False
     refusal: Refusal | None = None
     status: int | None = None
@@ -57,6 +62,11 @@ class Exchange:
     started: float = field(default_factory=time.monotonic)
     decided: bool = False
     ended: bool = False
+
+    @property
+    def credential(self) -> str | None:
+        """The credential that goes with it, by the rule that decided."""
+        return self.decision.entry.credential if self.decision.entry is not None else None
 
     def decision_record(self, detail: str | None = None) -> Record:
         """Return the decision record of this request."""
@@ -87,9 +97,21 @@ class Exchange:
         """Say whether the rules now in force let this request, of which nothing has left yet, go as it is."""
         if self.attempt is None:
             return False
-        decision = decide(self.connection.sandbox.policy, self.attempt, now)
-        bare = decision.entry is None or decision.entry.credential is None
-        return decision.allowed and decision.treatment == "inspect" and bare
+        return self.stands_by(decide(self.connection.sandbox.policy, self.attempt, now), now)
+
+    def stands_by(self, decision: Decision, now: float) -> bool:
+        """Say whether a decision by the rules now in force allows this request as it is: read, and with this very credential.
+
+        A lease that has merely expired does not end what was begun with it; one that was taken back does.
+        """
+        if not decision.allowed or decision.treatment != "inspect":
+            return False
+        wanted = decision.entry.credential if decision.entry is not None else None
+        if self.lease is None or wanted is None:
+            return self.lease is None and wanted is None
+        connection, leases = self.connection, self.connection.services.leases
+        stands = leases is not None and leases.stands(self.lease)
+        return wanted == self.lease.credential and stands and not connection.sandbox.policy.observes(now)
 
     def may_live(self, now: float) -> bool:
         """Say whether this request, judged anew, may still go on, and at the address it goes to."""
@@ -97,7 +119,7 @@ class Exchange:
             return not self.admitted
         policy = self.connection.sandbox.policy
         decision = decide(policy, self.attempt, now)
-        if not decision.allowed or decision.treatment != "inspect":
+        if not self.stands_by(decision, now):
             return False
         if self.upstream is None:
             return True
@@ -177,7 +199,8 @@ class Exchange:
         not written."""
         self.decided = True  # from here on it is on its way: an end that comes first must not decide again
         try:
-            await self.connection.services.recorder.commit(self.decision_record())
+            taken = f"its own keys were taken out: {', '.join(self.taken)}" if self.taken else None
+            await self.connection.services.recorder.commit(self.decision_record(taken))
         except BaseException:
             self.decided = False
             raise
@@ -206,6 +229,7 @@ class Exchange:
 _ENDINGS = frozenset({Reason.COMPLETED, Reason.RULE, Reason.GRANT, Reason.OBSERVED, Reason.EXPLAINED})
 _DENIALS = frozenset(
     {Reason.SPECIAL_ADDRESS, Reason.ADDRESS_OUTSIDE_RULE, Reason.IP_LITERAL}
+    | {Reason.CREDENTIAL_NEEDS_TLS, Reason.PLACEHOLDER_LEAK, Reason.TOKEN_REQUEST, Reason.UNSIGNABLE}
     | {reason for reason in Reason if reason.value.startswith("floor_")}
 )
 

@@ -30,7 +30,9 @@ from mitmproxy.proxy.layers.http._events import (
 )
 from mitmproxy.proxy.layers.http._http1 import Http1Connection
 
+from egressd.credentials.attach import Refused
 from egressd.gate.inspector.body import BodyReader, Broken, End, HeadBuffer, Piece, reader_of
+from egressd.gate.inspector.exchange import Exchange
 from egressd.gate.inspector.fields import onward_trailers
 from egressd.gate.inspector.head import (
     BadHead,
@@ -50,6 +52,7 @@ from egressd.gate.inspector.outcomes import (
     Rejected,
     Upgraded,
 )
+from egressd.gate.inspector.outgoing import Outgoing
 from egressd.policy.reasons import Reason
 
 MAX_INTERIM: Final = 16
@@ -276,6 +279,9 @@ class Client(_Side):
         """Nothing has been asked yet."""
         super().__init__(context, context.server)
         self.buf = HeadBuffer(RESPONSE_HEAD_BYTES)
+        self.exchange: Exchange | None = None
+        """Whose request comes next; set before it does."""
+        self._outgoing: Outgoing
         self._interim = 0
 
     @property
@@ -286,24 +292,56 @@ class Client(_Side):
     def send(self, event: HttpEvent) -> CommandGenerator[None]:
         """Write a request."""
         if isinstance(event, RequestHeaders):
+            assert self.exchange is not None
             self.stream_id = event.stream_id
             self.request = event.request
             self.closing = False
             self._interim = 0
-            yield commands.SendData(self.conn, head_of(event.request))
+            self._outgoing = Outgoing(self.exchange)
+            if not self._outgoing.waits:
+                yield from self._send_head(self._outgoing.head(event.request))
         elif isinstance(event, RequestData):
-            assert self.request is not None
-            yield commands.SendData(self.conn, framed_body(self.request, event.data))
+            yield from self._send_body(self._outgoing.body(event.data))
         elif isinstance(event, RequestEndOfMessage):
-            assert self.request is not None
-            if is_chunked(self.request):
-                yield commands.SendData(self.conn, b"0\r\n\r\n")
-            yield from self.mark_done(request=True)
+            yield from self._send_end()
         elif isinstance(event, RequestProtocolError):
             self.state = self.done
             yield commands.CloseConnection(self.conn)
         else:
             raise AssertionError(f"unexpected {type(event).__name__}")
+
+    def _send_head(self, sealed: http.Request | Refused) -> CommandGenerator[None]:
+        """Write a head; the sealed request is let go of at once."""
+        if isinstance(sealed, Refused):
+            yield from self._refuse(sealed)
+        else:
+            yield commands.SendData(self.conn, head_of(sealed))
+
+    def _send_body(self, data: bytes | Refused) -> CommandGenerator[None]:
+        assert self.request is not None
+        if isinstance(data, Refused):
+            yield from self._refuse(data)
+        elif data:
+            yield commands.SendData(self.conn, framed_body(self.request, data))
+
+    def _send_end(self) -> CommandGenerator[None]:
+        assert self.request is not None
+        last = self._outgoing.end(self.request)
+        if isinstance(last, Refused):
+            yield from self._refuse(last)
+            return
+        head, data = last
+        if head is not None:
+            yield from self._send_head(head)
+        yield from self._send_body(data)
+        if is_chunked(self.request):
+            yield commands.SendData(self.conn, b"0\r\n\r\n")
+        yield from self.mark_done(request=True)
+
+    def _refuse(self, refused: Refused) -> CommandGenerator[None]:
+        """Send nothing more of a request that may not go on."""
+        self.state = self.done
+        yield Failed(refused.reason, refused.detail)
 
     def read_headers(self, event: events.ConnectionEvent) -> CommandGenerator[None]:
         """Read response heads up to the final one."""

@@ -112,6 +112,7 @@ class InspectorLayer(HttpLayer):
         if self._upstream is not None:
             server = self._upstream.context.server
             if self._usable(exchange, address, secure):
+                self._upstream.http.exchange = exchange
                 del self.command_sources[event]
                 yield from self.event_to_child(stream, GetHttpConnectionCompleted(event, (server, None)))
                 return
@@ -124,6 +125,7 @@ class InspectorLayer(HttpLayer):
             address=address, transport_protocol="tcp", tls=secure, sni=address[0] if secure else None
         )
         upstream = self._upstream = Upstream(context)
+        upstream.http.exchange = exchange
         self.connections[context.server] = upstream
         self.waiting_for_establishment[context.server].append(event)
         yield from self.event_to_child(upstream, events.Start())

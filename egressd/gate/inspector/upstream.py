@@ -51,6 +51,12 @@ class Opened:
     port: int
     context: ssl.SSLContext | None
 
+    @property
+    def verified(self) -> bool:
+        """Whether whoever is there has proved to be the judged name."""
+        context = self.context
+        return context is not None and context.check_hostname and context.verify_mode is ssl.CERT_REQUIRED
+
     def keep_session(self) -> None:
         """Keep the TLS session for the same sandbox's next connection to the same place; called when this one ends."""
         if not isinstance(self.stream, TlsStream) or self.context is None:

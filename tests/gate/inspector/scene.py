@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, cast
 from unittest import mock
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 
 PUBLIC = IPv4Address("93.184.216.34")
+VERIFYING = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""What an upstream over TLS was verified by."""
 
 
 class FakeStream:
@@ -115,6 +118,7 @@ class Scene:
         sandbox = Sandbox("sb-1", policy, SyntheticNames(1), Budget(settings))
         services = Services(settings, self.records, cast("Dialer", None), cast("Leaves", None))
         port = 443 if tls else 80
+        self.context = VERIFYING if tls else None
         connection = Connection(sandbox, services, "transparent", Destination(port, proved=NAME))
         connection.host, connection.tls = NAME, tls
         connection.decision = Decision("allow", Reason.RULE)
@@ -145,7 +149,7 @@ class Scene:
 
     def _opened(self, stream: FakeStream, port: int) -> Opened:
         self.upstreams.append(stream)
-        return Opened(cast(ByteStream, stream), PUBLIC, "sb-1", HOST, port, None)
+        return Opened(cast(ByteStream, stream), PUBLIC, "sb-1", HOST, port, self.context)
 
     def fill(self, stream: FakeStream, *, full: bool) -> None:
         """The peer of a stream stops to read, or goes on."""

@@ -234,6 +234,8 @@ class Http2Engine:
         name = format_host(bound.host).strip("[]")
         if (name, bound.port, bound.scheme) != (opened.name, opened.port, "https"):
             raise ValueError("the request leads elsewhere than its connection")
+        if exchange.lease is not None and not opened.verified:
+            return Unreachable(Reason.CREDENTIAL_NEEDS_TLS, "the upstream is not verified")
         refused = exchange.permits(opened.address)
         if refused is not None:
             return Unreachable(refused, f"{opened.address} refused")

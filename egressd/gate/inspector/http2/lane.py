@@ -14,6 +14,7 @@ from egressd.gate.inspector.exchange import Exchange
 from egressd.gate.inspector.head import Field, Length, RequestHead
 from egressd.gate.inspector.http2 import frames
 from egressd.gate.inspector.http2.link import Link
+from egressd.gate.inspector.outgoing import Watch
 
 UNBOUND: Final = Meter()
 """The limits of what egressd itself says."""
@@ -71,6 +72,11 @@ class Course:
         self._items.clear()
         self.ended = False
         return count
+
+    @property
+    def data(self) -> bytes:
+        """All bytes of a body that wait."""
+        return b"".join(item for item in self._items if not isinstance(item, Section))
 
     @property
     def busy(self) -> bool:
@@ -153,6 +159,8 @@ class Lane:
     """Its head was sent to the client, so that no other answer is possible."""
     answered: bool = False
     """egressd itself answers; nothing goes upstream any more."""
+    watch: Watch | None = None
+    """Looks at its body, once there is any."""
     grpc: bool = False
     trailers_dropped: bool = False
 

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 from mitmproxy import http
 from mitmproxy.connection import Client, Server
 
+from egressd.credentials.attach import WHOLE_MOST, Body, Refused
 from egressd.gate.connection import Connection
 from egressd.gate.inspector import grpc
 from egressd.gate.inspector.addon import BODY, PolicyAddon, exchange_of
@@ -30,6 +31,7 @@ from egressd.gate.inspector.http2.lane import Lane, Section, brings
 from egressd.gate.inspector.http2.link import Link
 from egressd.gate.inspector.http2.traffic import Socket, Traffic
 from egressd.gate.inspector.messages import request_of, response_of
+from egressd.gate.inspector.outgoing import LEAK, Outgoing, Watch
 from egressd.gate.inspector.pace import Starved
 from egressd.policy.attempt import Decision
 from egressd.policy.reasons import Reason
@@ -130,6 +132,10 @@ class Lanes:
         lane.moved = self._loop.time()
         self.traffic.add(lane, data.data, data.size, up=True)
         with self._guarded(lane):
+            lane.watch = lane.watch or Watch(lane.exchange)
+            if lane.watch.finds(data.data):
+                self.fail(lane, LEAK.reason, LEAK.detail)
+                return
             self._goes_on(lane, len(data.data), ended=data.ended)
 
     def client_trailers(self, head: Head) -> None:
@@ -142,7 +148,10 @@ class Lanes:
             if isinstance(parsed, BadHead):
                 self.fail(lane, parsed.reason, parsed.detail)
                 return
-            onward = onward_request_trailers(parsed) if lane.grpc else ()
+            plain = (
+                lane.grpc and lane.exchange.credential is None
+            )  # a trailer could be a key of the sandbox's own
+            onward = onward_request_trailers(parsed) if plain else ()
             lane.trailers_dropped = len(onward) < len(parsed)
             self._goes_on(lane, 0, ended=True, trailers=Section(onward) if onward else None)
 
@@ -163,6 +172,8 @@ class Lanes:
             lane.up.end(trailers)
         if lane.ready:
             self.traffic.wake(lane, up=True)
+        elif lane.exchange.body is Body.WHOLE and lane.exchange.admitted:
+            self._keep_whole(lane, count)
 
     def client_reset(self, reset: Reset) -> None:
         """The client gives a request up, or has done something on its stream that ends it."""
@@ -235,8 +246,31 @@ class Lanes:
         request = lane.flow.request
         if request.headers.pop("expect", None) is not None and not lane.heard_end:
             self._client.send_head(lane.stream, ((b":status", b"100"),))
-        assert exchange.bound is not None
-        lane.up.begin(Section(heads.write_request(request, exchange.bound, trailers=lane.grpc)))
+        if exchange.body is Body.WHOLE:
+            self._keep_whole(lane, lane.up.waiting)
+        else:
+            self._go_up(lane, Outgoing(exchange).head(request))
+
+    def _keep_whole(self, lane: Lane, count: int) -> None:
+        """Let the client go on with a body that is kept to be signed, `count` bytes of it new; once it is whole, let it go."""
+        assert lane.flow is not None
+        outgoing = Outgoing(lane.exchange)
+        if lane.heard_end or lane.up.waiting > WHOLE_MOST:
+            kept = outgoing.body(lane.up.data)
+            last = kept if isinstance(kept, Refused) else outgoing.end(lane.flow.request)
+            self._go_up(lane, last if isinstance(last, Refused) else last[0])
+        else:
+            self._client.taken(lane.stream, count, keeps_up=False)
+
+    def _go_up(self, lane: Lane, sealed: http.Request | Refused | None) -> None:
+        """Have the head of a request and what follows it sent."""
+        bound = lane.exchange.bound
+        assert bound is not None
+        assert sealed is not None
+        if isinstance(sealed, Refused):
+            self.fail(lane, sealed.reason, sealed.detail)
+            return
+        lane.up.begin(Section(heads.write_request(sealed, bound, trailers=lane.grpc)))
         lane.ready = True
         if lane.heard_end and not lane.up.ended:
             lane.up.end()

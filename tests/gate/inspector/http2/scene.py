@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
@@ -26,7 +27,7 @@ from egressd.policy.compile import compile_policy
 from egressd.policy.effective import EffectiveEntry, EffectivePolicy
 from egressd.policy.reasons import Reason
 from tests.gate.inspector.lab import HOST, NAME, Records, entry
-from tests.gate.inspector.scene import FakeStream
+from tests.gate.inspector.scene import VERIFYING, FakeStream
 
 if TYPE_CHECKING:
     from egressd.gate.dialer import Dialer
@@ -151,6 +152,7 @@ class Scene:
         decision: Decision | None = None,
         client_window: int | None = None,
         lax: bool = False,
+        context: ssl.SSLContext | None = VERIFYING,
     ) -> None:
         policy = compile_policy(EffectivePolicy(profile="lab", entries=entries or (tls_entry(),)))
         settings = settings or Settings()
@@ -162,7 +164,9 @@ class Scene:
         self.connection.decision = decision or Decision("allow", Reason.RULE)
         self.client_stream, self.origin_stream = FakeStream(), FakeStream()
         self.client_stream.alpn = self.origin_stream.alpn = b"h2"
-        self.opened = opened or Opened(cast(ByteStream, self.origin_stream), PUBLIC, "sb-1", HOST, 443, None)
+        self.opened = opened or Opened(
+            cast(ByteStream, self.origin_stream), PUBLIC, "sb-1", HOST, 443, context
+        )
         self.engine = Http2Engine(self.connection, cast(ByteStream, self.client_stream), self.opened)
         self.client = Peer(self.client_stream, client=True, window=client_window, lax=lax)
         self.origin = Peer(self.origin_stream, client=False, lax=lax)
