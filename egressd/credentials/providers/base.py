@@ -44,12 +44,14 @@ class Minted:
     """What a source gave. `expires` is in Unix seconds, None where it does not say.
 
     `revoke` takes it back at its source; `renew` makes the same one live longer, without a new one. Both raise SourceFailed.
+    `keep` is how many seconds the source need not be asked again where it does not say when the credential ends.
     """
 
     material: Material
     expires: float | None = None
     revoke: Callable[[], Awaitable[None]] | None = None
     renew: Callable[[], Awaitable[Minted]] | None = None
+    keep: float = 300.0
 
 
 class Provider(Protocol):
