@@ -148,6 +148,28 @@ class OAuth2Source(Said):
     audience: Line | None = None
     resource: Line | None = None
     scopes: Annotated[list[Line], Field(min_length=1)] | None = None
+    revocation_url: ServiceUrl | None = Field(
+        None, description="where a token is given back (RFC 7009); left out: it stays good until it expires"
+    )
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        needed: tuple[str, ...] = {
+            "client_credentials": ("client_id",),
+            "refresh_token": ("refresh_token",),
+            "jwt_bearer": ("key",),
+            "token_exchange": ("subject_token",),
+        }[self.grant]
+        if self.grant == "client_credentials" and self.authentication != "none":
+            needed += ("client_secret",)
+        if self.client_secret is not None:
+            needed += ("client_id",)
+        missing = [name for name in needed if getattr(self, name) is None]
+        if self.grant == "jwt_bearer" and self.issuer is None and self.client_id is None:
+            missing.append("issuer")
+        if missing:
+            raise UnfitError("bad_value", f"the grant {self.grant} needs {' and '.join(missing)} too")
+        return self
 
 
 class GitHubAppSource(Said):
@@ -249,6 +271,15 @@ class KubernetesSource(Said):
     server: ServiceUrl | None = None
     token: SecretRef | None = None
     ca: AbsolutePath | None = None
+
+    @model_validator(mode="after")
+    def _own_token_stays(self) -> Self:
+        if self.server is not None and self.token is None:
+            raise UnfitError(
+                "bad_value",
+                "`server` needs `token`: the token of egressd's own cluster is not for other servers",
+            )
+        return self
 
 
 class Source(_Choice):
