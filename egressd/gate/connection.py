@@ -25,7 +25,7 @@ if (
     from egressd.gate.dialer import Dialer
     from egressd.gate.tls.leaves import Leaves
 
-type Channel = Literal["transparent", "connect", "absolute"]
+type Channel = Literal["transparent", "connect", "absolute", "socks", "direct"]
 
 
 @dataclass(slots=True)
@@ -50,9 +50,10 @@ class Services:
 class Destination:
     """Where the sandbox wants to go.
 
-    `proved` is the name that the destination itself proves (synthetic address, CONNECT, absolute-form target), None for a
-    literal address.
-    `address` is what was dialled, None when only a name was given.
+    `proved` is the name that the destination itself proves (synthetic address, CONNECT, SOCKS, absolute-form target), None for
+    a literal address.
+    `address` is what was dialled, None when only a name was given. Both are None for egressd's own address, where many names
+    lead.
     """
 
     port: int
@@ -75,6 +76,8 @@ class Connection:
     alpn: str | None = None
     host: Name | Address | None = None
     decision: Decision = DENIED
+    source: Address | None = None
+    """Where it came from, if sandboxes are told apart by that."""
     retry_after: int | None = None
     """Seconds until a limit that denied the connection has room again, where that is known."""
     started: float = field(default_factory=time.monotonic)
@@ -97,6 +100,7 @@ class Connection:
             policy=self.sandbox.policy.digest,
             labels=self.sandbox.labels or None,
             traceparent=self.sandbox.traceparent,
+            source=str(self.source) if self.source is not None else None,
             host=format_host(self.host) if self.host is not None else None,
             address=str(destination.address) if destination.address is not None else None,
             port=destination.port or None,

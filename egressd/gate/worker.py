@@ -58,6 +58,8 @@ from egressd.gate.dns.server import DnsServer
 from egressd.gate.dns.synthetic import SyntheticNames
 from egressd.gate.dns.upstream import Resolver
 from egressd.gate.door.accept import Acceptor
+from egressd.gate.door.entrance import Entrance
+from egressd.gate.door.tokens import read_address
 from egressd.gate.door.visit import Visit
 from egressd.gate.floods import Folding
 from egressd.gate.inspector import warm as warm_inspector
@@ -121,13 +123,13 @@ class _Tenant:
         if self.visits:
             await asyncio.wait(self.visits, timeout=_CUT_TIMEOUT)
 
-    async def visit(self, client: socket.socket, *, explicit: bool) -> None:
+    async def visit(self, client: socket.socket, entrance: Entrance) -> None:
         """Carry one accepted connection, known to `close` while it lasts."""
         task = asyncio.current_task()
         assert task is not None
         self.visits.add(task)
         try:
-            await Visit(client, self.sandbox, self.services, explicit=explicit).run()
+            await Visit(client, self.sandbox, self.services, entrance).run()
         finally:
             self.visits.discard(task)
 
@@ -201,6 +203,7 @@ class Worker:
             settings,
             tenant.services.recorder,
             lambda name, address: self._store(sandbox.id, name, address),
+            own=tuple(map(read_address, message.own)) if message.answers == "self" else None,
         )
         for spec in message.listeners:
             sock = socket.socket(fileno=fds.pop(0))
@@ -217,8 +220,8 @@ class Worker:
         elif spec.kind == "nflog":
             tenant.closers.append(PacketLog(sock, tenant.sandbox, tenant.services.recorder).close)
         else:
-            explicit = spec.kind == "explicit"
-            acceptor = Acceptor(sock, lambda client: tenant.visit(client, explicit=explicit))
+            entrance = Entrance(spec.kind, spec.port)
+            acceptor = Acceptor(sock, lambda client: tenant.visit(client, entrance))
             tenant.closers.append(acceptor.close)
 
     async def _store(self, sandbox: str, name: Name, address: IPv4Address) -> None:

@@ -4,17 +4,19 @@
 |---|---|---|
 | A | its synthetic address, TTL 60 | `explain`: 198.18.0.2, TTL 1; `nxdomain`: NXDOMAIN |
 | AAAA | NODATA: no synthetic IPv6 | `explain`: NODATA; `nxdomain`: NXDOMAIN |
+| A, AAAA, `dns.answers: self` | egressd's own address, TTL 60 | `explain`: the same, TTL 1; `nxdomain`: NXDOMAIN |
 | ANY and other meta types | NOTIMP; zone transfers REFUSED | the same |
 | any other type | NODATA, `dns_type` | as AAAA; PTR is NXDOMAIN |
 
 Names that are never answered (floor, single labels, reverse, unparsable) get NXDOMAIN in both modes. egressd's own name is
 answered like an allowed one, with an address that is always the same.
+egressd's own address is answered in the families that it has; the other is NODATA.
 Nothing here leads to a query upstream: an answer needs no more than the policy and the map of names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Address
 from typing import Literal
@@ -24,7 +26,7 @@ from egressd.gate.dns import message as wire
 from egressd.gate.dns.message import Answer, Malformed, Query
 from egressd.gate.dns.synthetic import SyntheticNames
 from egressd.policy.addresses import is_floor_name
-from egressd.policy.attempt import DENIED, Decision, Name
+from egressd.policy.attempt import DENIED, Address, Decision, Name
 from egressd.policy.names import BadHost, format_name, parse_name
 from egressd.policy.reasons import WORDS, Reason
 
@@ -39,6 +41,8 @@ spare one query per connection."""
 DENIED_TTL = 1
 """Seconds a denial may be remembered: a rule that comes to allow the name works at once."""
 
+_EXPLAINING: tuple[Address, ...] = (EXPLAIN,)
+_VERSIONS = {wire.A: 4, wire.AAAA: 6}
 _TRANSFERS = frozenset({251, 252})  # IXFR, AXFR
 _META = range(128, 256)  # RFC 6895 §3.1: QTYPEs and meta-TYPEs; ANY is 255
 _FLOOR = frozenset(reason for reason in Reason if reason.value.startswith("floor_"))
@@ -72,8 +76,8 @@ class Plan:
             return self.raw
         return wire.pack(self.query, self.answer, self.query.udp_limit if udp else wire.TCP_LIMIT)
 
-    def with_address(self, address: IPv4Address) -> Plan:
-        """Return the plan of a name whose synthetic address is now stored."""
+    def with_address(self, address: Address) -> Plan:
+        """Return the plan of a name whose synthetic address is now stored, or that leads to our own."""
         return replace(self, kind="answer", answer=Answer(address=address, ttl=ALLOWED_TTL))
 
     def refused(self, rcode: int, reason: Reason) -> Plan:
@@ -94,8 +98,13 @@ _WORDS = {
 type Mode = Literal["explain", "nxdomain"]
 
 
-def plan(message: bytes, judge: Judge, names: SyntheticNames, mode: Mode) -> Plan:
-    """Return what to do with one message; total but for what `judge` raises; `names` is only read."""
+def plan(
+    message: bytes, judge: Judge, names: SyntheticNames, mode: Mode, own: Sequence[Address] | None = None
+) -> Plan:
+    """Return what to do with one message; total but for what `judge` raises; `names` is only read.
+
+    `own` are egressd's addresses, where every name leads (`dns.answers: self`); None gives each name one of its own.
+    """
     query = wire.read(message)
     if isinstance(query, Malformed):
         kind: Literal["answer", "drop"] = "drop" if query.reply is None else "answer"
@@ -114,8 +123,22 @@ def plan(message: bytes, judge: Judge, names: SyntheticNames, mode: Mode) -> Pla
     floor = is_floor_name(name) if name != internal.NAME else None
     decision = judge(name) if floor is None else Decision("deny", floor)
     if not decision.allowed:
-        return _denied(base, query.qtype, decision, mode)
+        return _denied(base, query.qtype, decision, mode, _EXPLAINING if own is None else own)
+    if own is not None and query.qtype in _VERSIONS:
+        return _led_here(replace(base, decision=decision), _of_type(query.qtype, own))
     return _allowed(base, name, query.qtype, decision, names)
+
+
+def _of_type(qtype: int, addresses: Sequence[Address]) -> Address | None:
+    """Return the first address that a query of this type can be answered with."""
+    return next((address for address in addresses if address.version == _VERSIONS.get(qtype)), None)
+
+
+def _led_here(base: Plan, address: Address | None) -> Plan:
+    """Return the plan of an allowed name that leads to our own address, or has none of this family."""
+    if address is None:
+        return replace(base, outcome="nodata", answer=Answer(ttl=ALLOWED_TTL, negative=True))
+    return replace(base, outcome="own address").with_address(address)
 
 
 def _name(labels: tuple[bytes, ...]) -> Name | BadHost:
@@ -140,14 +163,15 @@ def _allowed(base: Plan, name: Name, qtype: int, decision: Decision, names: Synt
     return replace(base, outcome="nodata", decision=unanswered, answer=Answer(ttl=ALLOWED_TTL, negative=True))
 
 
-def _denied(base: Plan, qtype: int, decision: Decision, mode: Mode) -> Plan:
+def _denied(base: Plan, qtype: int, decision: Decision, mode: Mode, where: Sequence[Address]) -> Plan:
     if qtype in _META:
         return _error(base, decision, wire.REFUSED if qtype in _TRANSFERS else wire.NOTIMP)
     if decision.reason in _FLOOR or qtype == wire.PTR or mode == "nxdomain":
         return _error(base, decision, wire.NXDOMAIN)
-    if qtype != wire.A:
+    address = _of_type(qtype, where)
+    if address is None:
         return _error(base, decision, wire.NOERROR)
-    answer = Answer(address=EXPLAIN, ttl=DENIED_TTL, error=_explained(decision, wire.FORGED))
+    answer = Answer(address=address, ttl=DENIED_TTL, error=_explained(decision, wire.FORGED))
     return replace(base, outcome=Reason.EXPLAINED.value, decision=decision, answer=answer)
 
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass
-from ipaddress import IPv4Address
 
 import dnslib
 from dnslib.label import DNSBuffer
 
+from egressd.policy.attempt import Address
 from egressd.policy.reasons import Reason
 
 NOERROR, FORMERR, SERVFAIL, NXDOMAIN, NOTIMP, REFUSED, BADVERS = 0, 1, 2, 3, 4, 5, 16
@@ -87,7 +87,7 @@ class Answer:
     """
 
     rcode: int = NOERROR
-    address: IPv4Address | None = None
+    address: Address | None = None
     ttl: int = 0
     negative: bool = False
     error: tuple[int, str] | None = None
@@ -221,15 +221,17 @@ def _pack(query: Query, answer: Answer, extra: int) -> bytes:
         buffer.names[owner.label] = (
             _HEADER.size
         )  # the owner is a pointer to the question, in its own spelling
-        dnslib.RR(owner, A, ttl=answer.ttl, rdata=dnslib.A(str(answer.address))).pack(buffer)
+        text = str(answer.address)
+        kind, data = (A, dnslib.A(text)) if answer.address.version == 4 else (AAAA, dnslib.AAAA(text))
+        dnslib.RR(owner, kind, ttl=answer.ttl, rdata=data).pack(buffer)
     if answer.negative:
         dnslib.RR(_ROOT, SOA, ttl=answer.ttl, rdata=_soa(answer.ttl)).pack(buffer)
     if edns:
         options = []
         if answer.error is not None:
-            code, text = answer.error
-            data = struct.pack("!H", code) + text.encode("ascii", "replace")[:_ERROR_TEXT]
-            options.append(dnslib.EDNSOption(_EXTENDED_ERROR, data))
+            code, words = answer.error
+            because = struct.pack("!H", code) + words.encode("ascii", "replace")[:_ERROR_TEXT]
+            options.append(dnslib.EDNSOption(_EXTENDED_ERROR, because))
         dnslib.EDNS0(
             _ROOT,
             flags="do" if query.dnssec_ok else "",  # RFC 3225 §3: the bit is copied

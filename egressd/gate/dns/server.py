@@ -17,14 +17,15 @@ from ipaddress import IPv4Address
 from typing import Any
 
 from egressd.gate import internal
-from egressd.gate.dns import gatekeeper
+from egressd.gate.dns import datagrams, gatekeeper
 from egressd.gate.dns import message as wire
+from egressd.gate.dns.datagrams import Datagram
 from egressd.gate.dns.gatekeeper import Plan
 from egressd.gate.dns.ledger import TCP, TCP_FURTHER, UDP, Ledger, Way
 from egressd.gate.recorder import AuditUnavailable, Recorder
 from egressd.gate.sandbox import Sandbox
 from egressd.gate.settings import Settings
-from egressd.policy.attempt import Decision, DnsQuestion, Name
+from egressd.policy.attempt import Address, Decision, DnsQuestion, Name
 from egressd.policy.compile import CompiledPolicy
 from egressd.policy.decide import decide
 from egressd.policy.reasons import Reason
@@ -59,6 +60,7 @@ class _Pending:
     plan: Plan
     way: Way
     message: bytes
+    here: Address | None
     policy: CompiledPolicy
     """By which the plan was made."""
 
@@ -67,7 +69,9 @@ class DnsServer:
     """Answers DNS for one sandbox on the sockets given to it, which it owns from then on.
 
     `store` hands a new pair to control and returns once it is stored; any exception means that it is not.
-    `clock` is Unix time (rules expire by it), `monotonic` that of the budget.
+    `own` is None where each allowed name gets an address of its own; else every name leads to egressd: to these addresses, or
+    where there are none to the one that the query was sent to. `clock` is Unix time (rules expire by it), `monotonic` that of
+    the budget.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class DnsServer:
         recorder: Recorder,
         store: Store,
         *,
+        own: tuple[Address, ...] | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -85,6 +90,7 @@ class DnsServer:
         self._sandbox = sandbox
         self._settings = settings
         self._store = store
+        self._own = own
         self._clock = clock
         self._monotonic = monotonic
         self._ledger = Ledger(sandbox, recorder, monotonic)
@@ -99,6 +105,8 @@ class DnsServer:
     def serve_udp(self, sock: socket.socket) -> None:
         """Answer what arrives on a bound UDP socket; call it in the running loop."""
         sock.setblocking(False)
+        if self._own is not None:
+            datagrams.ask_where(sock)
         self._readers[sock] = self._receive
         self._ledger.watch(sock)
         asyncio.get_running_loop().add_reader(sock, self._receive, sock)
@@ -134,18 +142,18 @@ class DnsServer:
 
     # what a message comes to
 
-    def _answer(self, message: bytes, way: Way) -> Reply | _Pending:
+    def _answer(self, message: bytes, way: Way, here: Address | None) -> Reply | _Pending:
         """Judge a message and record it: the reply, or what has to wait for control first. Never raises."""
         try:
             if not self._sandbox.budget.dns_query(self._monotonic()):
                 return self._over_budget(message, way)
-            plan = self._plan(message)
+            plan = self._plan(message, here)
             if plan.kind != "reserve":
                 return self._recorded(plan, way)
             if self._waiting >= WAITING:
                 self._ledger.count((Reason.DNS_BUDGET, way, "too many new names at once"), lambda: plan)
                 return wire.brief(message, wire.SERVFAIL)
-            pending = _Pending(plan, way, message, self._sandbox.policy)
+            pending = _Pending(plan, way, message, here, self._sandbox.policy)
             self._waiting += 1
             self._unrecorded.add(pending)
             return pending
@@ -153,8 +161,11 @@ class DnsServer:
             self._ledger.count((Reason.INTERNAL_ERROR, way, type(error).__name__))
             return wire.brief(message, wire.SERVFAIL)
 
-    def _plan(self, message: bytes) -> Plan:
-        return gatekeeper.plan(message, self._judge, self._sandbox.names, self._settings.dns_denied)
+    def _plan(self, message: bytes, here: Address | None = None) -> Plan:
+        own = self._own
+        if own == () and here is not None:
+            own = (here,)
+        return gatekeeper.plan(message, self._judge, self._sandbox.names, self._settings.dns_denied, own)
 
     def _judge(self, name: Name) -> Decision:
         if self._sandbox.revoked:
@@ -172,7 +183,9 @@ class DnsServer:
         """Write the record, then give the reply: what could not be handed over is not answered."""
         record = self._ledger.record(plan, way)
         self._ledger.write(record)
-        if plan.name is not None and plan.decision.allowed:
+        if plan.name is not None and self._own is not None:
+            self._sandbox.names.note(plan.name, record.attempt_id)
+        elif plan.name is not None and plan.decision.allowed:
             self._sandbox.names.touch(plan.name, record.attempt_id)
         return plan.pack(udp=way is UDP)
 
@@ -187,7 +200,7 @@ class DnsServer:
                 if isinstance(address, Reason):
                     return self._recorded(plan.refused(wire.NXDOMAIN, address), way)
                 if self._sandbox.policy is not pending.policy:  # by now other rules are in force
-                    return self._recorded(self._plan(pending.message), way)
+                    return self._recorded(self._plan(pending.message, pending.here), way)
                 record = self._ledger.record(plan, way)
                 await self._ledger.commit(record)
             self._sandbox.names.touch(plan.name, record.attempt_id)
@@ -237,28 +250,35 @@ class DnsServer:
         """Take what has come; returns whether there may be more."""
         for _ in range(DRAIN):
             try:
-                message, peer = sock.recvfrom(DATAGRAM)
+                datagram = datagrams.receive(sock, DATAGRAM)
             except (BlockingIOError, InterruptedError):
                 return False
             except OSError:  # an ICMP error for an earlier reply
                 self.failures += 1
                 continue
-            reply = self._answer(message, UDP)
-            if isinstance(reply, _Pending):
-                self._spawn(self._send_later(sock, reply, peer))
-            elif reply is not None:
-                self._send(sock, reply, peer)
+            self.take(sock, datagram)
         self._ledger.arm()  # a full drain is what a flood looks like: see then what the kernel dropped
         return True
 
-    async def _send_later(self, sock: socket.socket, pending: _Pending, peer: Any) -> None:
+    def take(self, sock: socket.socket, datagram: Datagram) -> None:
+        """Answer one message that came to `sock`, which need not be this server's own. Never raises."""
+        here = datagram.here
+        if here is None and self._own is not None:
+            here = datagrams.local(sock)
+        reply = self._answer(datagram.message, UDP, here)
+        if isinstance(reply, _Pending):
+            self._spawn(self._send_later(sock, reply, datagram))
+        elif reply is not None:
+            self._send(sock, reply, datagram)
+
+    async def _send_later(self, sock: socket.socket, pending: _Pending, datagram: Datagram) -> None:
         reply = await self._reserve(pending)
         if reply is not None and not self._closed:
-            self._send(sock, reply, peer)
+            self._send(sock, reply, datagram)
 
-    def _send(self, sock: socket.socket, reply: bytes, peer: Any) -> None:
+    def _send(self, sock: socket.socket, reply: bytes, datagram: Datagram) -> None:
         try:
-            sock.sendto(reply, peer)
+            datagrams.reply(sock, reply, datagram)
         except OSError:  # a full buffer, a closed port, an ICMP error: the client asks again
             self.failures += 1
 
@@ -275,14 +295,18 @@ class DnsServer:
                 self.failures += 1
                 self._pause(listener)
                 return False
-            if len(self._accepted) >= CONNECTIONS:
-                sock.close()
-                self._ledger.count((Reason.TOO_MANY_CONNECTIONS, TCP, "too many to the resolver"))
-                continue
-            sock.setblocking(False)
-            self._accepted.add(sock)
-            self._spawn(self._carry(sock))
+            self.carry(sock)
         return True
+
+    def carry(self, sock: socket.socket) -> None:
+        """Serve an accepted connection, from whichever listener."""
+        if len(self._accepted) >= CONNECTIONS:
+            sock.close()
+            self._ledger.count((Reason.TOO_MANY_CONNECTIONS, TCP, "too many to the resolver"))
+            return
+        sock.setblocking(False)
+        self._accepted.add(sock)
+        self._spawn(self._carry(sock))
 
     def _pause(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -299,12 +323,13 @@ class DnsServer:
         writer = None
         way, problem = TCP, ""
         try:
+            here = datagrams.local(sock)
             reader, writer = await asyncio.open_connection(sock=sock, limit=2 * DATAGRAM)
             # drain() then waits until the kernel has everything, so that the end loses nothing that was answered.
             writer.transport.set_write_buffer_limits(high=0)
             while isinstance(message := await self._next_message(reader), bytes):
                 asked, way = way, TCP_FURTHER
-                reply = self._answer(message, asked)
+                reply = self._answer(message, asked, here)
                 if isinstance(reply, _Pending):
                     reply = await self._reserve(reply)
                 if reply is None:

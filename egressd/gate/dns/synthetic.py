@@ -95,6 +95,16 @@ class SyntheticNames:
         if name in self._addresses or name == internal.NAME:
             self._roots[name] = root_id
 
+    def note(self, name: Name, root_id: str) -> None:
+        """Remember the latest query for a name that has no address of its own, because every name leads to egressd's.
+
+        Of `cap` names, the one that was asked for longest ago is forgotten first.
+        """
+        self._roots.pop(name, None)
+        self._roots[name] = root_id
+        if len(self._roots) > self._cap:
+            del self._roots[next(iter(self._roots))]
+
     def root_of(self, name: Name) -> str | None:
         """Return the root id of the latest query for a name; None before any, also in a new worker."""
         return self._roots.get(name)

@@ -34,6 +34,12 @@ class Judgement:
         self.explained = False
         self.account: Account | None = None
 
+    @property
+    def nameless(self) -> bool:
+        """Whether the destination stands for no host of its own: an address of ours, where many names lead."""
+        target = self.connection.destination
+        return self.explained or (target.proved is None and target.address is None)
+
     def judge(self, attempt: ConnectionAttempt, now: float | None = None) -> Decision:
         """Return what the policy of this moment says of an attempt; `now` in Unix seconds, the present by default."""
         moment = time.time() if now is None else now
@@ -42,6 +48,15 @@ class Judgement:
     def any_scheme(self, host: Name | Address, port: int) -> bool:
         """Say whether anything that TLS or HTTP could bring might be allowed there."""
         return any(self.judge(ConnectionAttempt(host, port, scheme)).allowed for scheme in ("https", "http"))
+
+    def any_way(self) -> bool:
+        """Say whether anything at all might be allowed at the destination."""
+        target = self.connection.destination
+        host = target.proved or target.address
+        if host is None:
+            return False
+        raw = self.judge(ConnectionAttempt(host, target.port, "tcp")).allowed
+        return raw or self.any_scheme(host, target.port)
 
     def refine(self, decision: Decision) -> Decision:
         """A name at the explaining address was denied when it was looked up.
@@ -69,13 +84,13 @@ class Judgement:
         connection = self.connection
         target = connection.destination
         if isinstance(claimed, BadHost):
-            connection.host = target.proved or target.address if not self.explained else None
+            connection.host = target.proved or target.address if not self.nameless else None
             return Decision("deny", claimed.reason)
         if target.proved is not None:
             connection.host = target.proved
             if claimed is not None and claimed != target.proved:
                 return Decision("deny", Reason.SNI_MISMATCH)
-        elif self.explained:
+        elif self.nameless:
             if claimed is None:
                 return Decision("deny", Reason.NO_SNI)
             connection.host = claimed

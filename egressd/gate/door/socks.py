@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final
 
+from egressd.gate.door.connect import NeedMore
 from egressd.policy.names import Authority, BadHost, parse_host
 from egressd.policy.reasons import Reason
 
@@ -35,11 +36,6 @@ ADDRESS_TYPE_NOT_SUPPORTED: Final = 0x08
 
 _REJECTED_4: Final = b"\x00\x5b\x00\x00\x00\x00\x00\x00"
 """SOCKS4's own "request rejected or failed", without an address."""
-
-
-@dataclass(frozen=True, slots=True)
-class NeedMore:
-    """The message has not ended yet."""
 
 
 @dataclass(frozen=True, slots=True)

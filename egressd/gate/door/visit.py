@@ -7,7 +7,6 @@ until the policy says otherwise; an exception anywhere ends it as `internal_erro
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import socket
 import ssl
@@ -22,60 +21,71 @@ from egressd.gate.connection import Connection, Destination, Services
 from egressd.gate.dialer import DialFailed
 from egressd.gate.dns.gatekeeper import EXPLAIN
 from egressd.gate.dns.synthetic import RANGE
+from egressd.gate.door import socks
 from egressd.gate.door.arrival import Http, Tls, Unreadable, first_bytes, original_destination
-from egressd.gate.door.connect import Absolute, BadHead, NeedMore, Tunnel, parse_proxy_head
+from egressd.gate.door.connect import Absolute, BadHead
+from egressd.gate.door.entrance import (
+    CHANNELS,
+    TRANSPARENT,
+    Entrance,
+    Listening,
+    any_method,
+    claimed_host,
+    greet,
+    proxy_head,
+    socks_request,
+)
 from egressd.gate.door.judgement import Judgement
+from egressd.gate.door.socks import BadSocks
 from egressd.gate.door.splice import Splice, reset_on_close
 from egressd.gate.door.ssh import refuse_ssh, speaks_ssh
+from egressd.gate.door.words import (
+    ALERT_ACCESS_DENIED,
+    ALERT_INTERNAL_ERROR,
+    ALERT_NO_APPLICATION_PROTOCOL,
+    ALERT_UNRECOGNIZED_NAME,
+    alert,
+    answered_in,
+    last_word,
+)
 from egressd.gate.inspector import inspect
 from egressd.gate.inspector.refusal import Refused, refuse_http
 from egressd.gate.inspector.upstream import Opened, OpenFailed, open_early
 from egressd.gate.recorder import AuditUnavailable
 from egressd.gate.sandbox import Sandbox
-from egressd.gate.tls.hello import ClientHello
-from egressd.gate.tls.leaves import HTTP1, HTTP2
+from egressd.gate.tls.leaves import HTTP2
 from egressd.gate.tls.stream import ClientRejectedCa, accept_plain, accept_tls
 from egressd.journal.record import clip
 from egressd.policy.attempt import Address, ConnectionAttempt, Decision, Name
-from egressd.policy.names import BadHost, format_host, hide_userinfo, parse_authority, parse_name
+from egressd.policy.names import Authority, BadHost, format_host, hide_userinfo, parse_name
 from egressd.policy.reasons import Reason
 
+_EXPLAINABLE = frozenset({80, 443})
+"""Ports where a client is told of a denial in HTTP, after its proxy protocol has said yes."""
 _EXPLAIN_WAIT = 2.0
 """Seconds that a connection to a destination that is denied whatever it says may take to say something we can answer in."""
-_HOST_FIELD = re.compile(rb"\r?\n[Hh][Oo][Ss][Tt]:[ \t]*([^\r\n]*?)[ \t]*\r?\n")
 _ACCEPT_FIELD = re.compile(rb"\r?\n[Aa][Cc][Cc][Ee][Pp][Tt]:[ \t]*([^\r\n]{0,1024})")
 _MISMATCHES = frozenset(
     {Reason.SNI_MISMATCH, Reason.BAD_HOST, Reason.NON_ASCII_HOST, Reason.USERINFO_IN_AUTHORITY, Reason.NO_SNI}
 )
-
-ALERT_ACCESS_DENIED = 49
-ALERT_INTERNAL_ERROR = 80
-ALERT_UNRECOGNIZED_NAME = 112
-ALERT_NO_APPLICATION_PROTOCOL = 120
-"""RFC 8446 §6, RFC 6066 §3, RFC 7301 §3.2."""
-
 _H2 = HTTP2.encode("ascii")
-
-
-def alert(description: int) -> bytes:
-    """Return the plaintext record of a fatal TLS alert (RFC 8446 §5.1, §6)."""
-    return bytes((21, 3, 3, 0, 2, 2, description))
-
-
-def _answered_in(hello: ClientHello) -> str:
-    """Return the protocol in which a client is told something without an upstream: HTTP/2 if it offers nothing else."""
-    return HTTP2 if _H2 in hello.alpn and HTTP1.encode("ascii") not in hello.alpn else HTTP1
 
 
 class Visit:
     """The life of one accepted socket; `run` owns it."""
 
-    def __init__(self, sock: socket.socket, sandbox: Sandbox, services: Services, *, explicit: bool) -> None:
-        """Nothing is known of the connection yet, and it is denied."""
+    def __init__(
+        self, sock: socket.socket, sandbox: Sandbox, services: Services, entrance: Entrance = TRANSPARENT
+    ) -> None:
+        """Nothing is known of the connection but how it came in, and it is denied."""
         self.sock = sock
-        self.explicit = explicit
+        self.entrance = entrance
         self.connection = Connection(
-            sandbox, services, "connect" if explicit else "transparent", Destination(port=0)
+            sandbox,
+            services,
+            CHANNELS[entrance.way],
+            Destination(port=0),
+            source=entrance.source,
         )
         self._judgement = Judgement(self.connection)
         self._recorded = False
@@ -123,7 +133,7 @@ class Visit:
             elif not admitted:
                 self._deny(Reason.TOO_MANY_CONNECTIONS)
             else:
-                await (self._explicit() if self.explicit else self._transparent())
+                await self._enter()
         except asyncio.CancelledError:
             self._ended = self._cut or Reason.SHUTDOWN
             if self._cut is None:
@@ -189,6 +199,17 @@ class Visit:
 
     # the destination
 
+    async def _enter(self) -> None:
+        match self.entrance.way:
+            case "transparent":
+                await self._transparent()
+            case "explicit":
+                await self._explicit()
+            case "socks":
+                await self._socks()
+            case "direct":
+                await self._direct()
+
     async def _transparent(self) -> None:
         destination = original_destination(self.sock)
         if destination is None:
@@ -207,40 +228,65 @@ class Visit:
                 self.connection.root_id = names.root_of(target.proved) or self.connection.root_id
         await self._learn(b"")
 
+    async def _direct(self) -> None:
+        """A connection to egressd's own address: the port says how it is meant, and the client alone for which name."""
+        self.connection.destination = Destination(port=self.entrance.port)
+        await self._learn(self.entrance.data)
+
     async def _explicit(self) -> None:
-        loop = asyncio.get_running_loop()
         settings = self.connection.services.settings
-        data = b""
-        try:
-            async with asyncio.timeout(settings.head_timeout):
-                while isinstance(head := parse_proxy_head(data), NeedMore):
-                    more = await loop.sock_recv(self.sock, 16 * 1024)
-                    data += more
-                    if not more or len(data) > settings.head_bytes:
-                        reason = Reason.HEAD_TOO_LARGE if more else Reason.CLIENT_CLOSED
-                        head = BadHead(reason, f"{len(data)} bytes")
-                        break
-        except TimeoutError:
-            head = BadHead(Reason.HEAD_TIMEOUT, f"{len(data)} bytes")
-        except OSError:
-            head = BadHead(Reason.CLIENT_CLOSED, "reset early")
+        listening = Listening(self.sock, self.entrance.data, settings.head_timeout, settings.head_bytes)
+        head = await proxy_head(listening)
         if isinstance(head, BadHead):
-            await self._refuse_head(head, data)
+            await self._refuse_head(head, listening.data)
             return
-        assert not isinstance(head, NeedMore)
-        host, port = head.authority.host, head.authority.port
-        self.connection.destination = Destination(port=port)
-        if isinstance(host, tuple):
-            self.connection.destination.proved = host
-        else:
-            self.connection.destination.address = host
+        self._lead_to(head.authority)
         if isinstance(head, Absolute):
             self.connection.channel = "absolute"
-            await self._http(Http(data))
+            await self._http(Http(listening.data))
             return
-        assert isinstance(head, Tunnel)
-        await loop.sock_sendall(self.sock, b"HTTP/1.1 200 Connection established\r\n\r\n")
-        await self._learn(data[head.size :])
+        await asyncio.get_running_loop().sock_sendall(
+            self.sock, b"HTTP/1.1 200 Connection established\r\n\r\n"
+        )
+        await self._learn(listening.data[head.size :])
+
+    async def _socks(self) -> None:
+        settings = self.connection.services.settings
+        listening = Listening(self.sock, self.entrance.data, settings.head_timeout, settings.head_bytes)
+        if not self.entrance.greeted:
+            login = await greet(listening, any_method)
+            if isinstance(login, BadSocks):
+                await self._refuse_socks(login)
+                return
+            if login is not None:  # who it is, the listener has said
+                await listening.say(socks.judge_login(ok=True))
+        request = await socks_request(listening)
+        if isinstance(request, BadSocks):
+            await self._refuse_socks(request)
+            return
+        self._lead_to(request.authority)
+        target = self.connection.destination
+        if target.port not in _EXPLAINABLE and not self._judgement.any_way():
+            # Nothing that speaks there could be told in its own protocol; SOCKS can.
+            self.connection.host = request.authority.host
+            refused = self._judgement.judge(ConnectionAttempt(request.authority.host, target.port, "tcp"))
+            self._decided(refused)
+            await self._say(socks.reply(socks.NOT_ALLOWED))
+            return
+        await asyncio.get_running_loop().sock_sendall(self.sock, socks.reply(socks.SUCCEEDED))
+        await self._learn(listening.data)
+
+    def _lead_to(self, authority: Authority) -> None:
+        self.connection.destination = target = Destination(port=authority.port)
+        if isinstance(authority.host, tuple):
+            target.proved = authority.host
+        else:
+            target.address = authority.host
+
+    async def _refuse_socks(self, refused: BadSocks) -> None:
+        self._decided(Decision("deny", refused.reason), refused.detail, refused.authority)
+        if refused.reply:
+            await self._say(refused.reply)
 
     async def _refuse_head(self, head: BadHead, data: bytes) -> None:
         self._decided(Decision("deny", head.reason), head.detail, head.authority)
@@ -298,13 +344,19 @@ class Visit:
 
     async def _http(self, arrival: Http) -> None:
         target = self.connection.destination
-        host: Name | Address | None = target.proved or target.address
+        host: Name | Address | BadHost | None = target.proved or target.address
         data = arrival.data
-        if self._judgement.explained:
-            data, host = await self._host_field(data)
-        self.connection.host = host
-        decision = Decision("deny", Reason.NOT_ALLOWED)
-        if host is not None:
+        if host is None or self._judgement.explained:
+            settings = self.connection.services.settings
+            seconds = _EXPLAIN_WAIT if self._judgement.explained else settings.head_timeout
+            listening = Listening(self.sock, data, seconds, settings.head_bytes)
+            host = await claimed_host(listening)
+            data = listening.data
+        if isinstance(host, BadHost):
+            decision = Decision("deny", Reason.NOT_ALLOWED if self._judgement.explained else host.reason)
+        else:
+            self.connection.host = host
+            self._join(host)
             decision = self._judgement.refine(
                 self._judgement.judge(ConnectionAttempt(host, target.port, "http"))
             )
@@ -318,22 +370,11 @@ class Visit:
         stream = await accept_plain(loop, self.sock, b"")
         await inspect(self.connection, stream, data)
 
-    async def _host_field(self, data: bytes) -> tuple[bytes, Name | Address | None]:
-        """Read on to the end of the head and return the name it claims, for the record and the reason.
-
-        The inspector judges it.
-        """
-        settings = self.connection.services.settings
-        with contextlib.suppress(TimeoutError, OSError):
-            async with asyncio.timeout(_EXPLAIN_WAIT):
-                while b"\r\n\r\n" not in data and len(data) <= settings.head_bytes:
-                    more = await asyncio.get_running_loop().sock_recv(self.sock, 16 * 1024)
-                    if not more:
-                        break
-                    data += more
-        field = _HOST_FIELD.search(data)
-        authority = parse_authority(field.group(1), 80) if field else None
-        return data, None if authority is None or isinstance(authority, BadHost) else authority.host
+    def _join(self, host: Name | Address | None) -> None:
+        """Join the story of the query that led a client to our own address for this name."""
+        if self.entrance.way == "direct" and isinstance(host, tuple):
+            connection = self.connection
+            connection.root_id = connection.sandbox.names.root_of(host) or connection.root_id
 
     # TLS
 
@@ -345,6 +386,7 @@ class Visit:
         if hello.sni is not None:
             connection.sni = clip(hello.sni)
             claimed = parse_name(hello.sni)
+        self._join(claimed if isinstance(claimed, tuple) else None)
         decision, limit = self._judgement.within_limits(
             self._judgement.judge_hello(claimed, hello), len(arrival.data)
         )
@@ -356,7 +398,7 @@ class Visit:
         elif _H2 in hello.alpn and decision.reason is not Reason.INTERNAL_PAGE:
             await self._mirror(decision, claimed, arrival, detail)
         else:
-            context = self._leaf(_answered_in(hello))
+            context = self._leaf(answered_in(hello))
             self._decided(decision, detail)
             self._allowed = True
             await self._inspect_tls(context, arrival.data)
@@ -380,7 +422,7 @@ class Visit:
             await self._refuse_tls(denied, claimed, arrival)
             return
         opened = await open_early(self.connection, self._judgement.permits(decision))
-        alpn = _answered_in(arrival.hello)
+        alpn = answered_in(arrival.hello)
         if isinstance(opened, Opened):
             if opened.stream.alpn == _H2:
                 alpn = HTTP2
@@ -405,7 +447,7 @@ class Visit:
             name = claimed if isinstance(claimed, tuple) else self.connection.destination.proved
             assert name is not None
             context = self.connection.services.leaves.explain_context_for(
-                self.connection.sandbox.id, format_host(name), time.monotonic(), _answered_in(arrival.hello)
+                self.connection.sandbox.id, format_host(name), time.monotonic(), answered_in(arrival.hello)
             )
             if context is not None:
                 await self._inspect_tls(context, arrival.data)
@@ -467,13 +509,4 @@ class Visit:
         return refuse_http(reason, refused).phrase
 
     async def _say(self, data: bytes) -> None:
-        """Send a last word so that it arrives: half-close, then drain, since unread bytes make the close a reset."""
-        loop = asyncio.get_running_loop()
-        with contextlib.suppress(OSError, TimeoutError):
-            async with asyncio.timeout(1.0):
-                await loop.sock_sendall(self.sock, data)
-                self.sock.shutdown(socket.SHUT_WR)
-                self._said = True
-                for _ in range(16):
-                    if not await loop.sock_recv(self.sock, 4096):
-                        break
+        self._said = await last_word(self.sock, data) or self._said

@@ -19,7 +19,7 @@ from egressd.gate.limits import Budget
 from egressd.gate.sandbox import Sandbox
 from egressd.gate.settings import Settings
 from egressd.journal.record import Record
-from egressd.policy.attempt import Name
+from egressd.policy.attempt import Address, Name
 from egressd.policy.compile import CompiledPolicy, compile_policy
 from egressd.policy.effective import EffectiveEntry, EffectivePolicy
 
@@ -139,6 +139,7 @@ async def serving(
     names: SyntheticNames | None = None,
     rcvbuf: int | None = None,
     tcp: type[socket.socket] = socket.socket,
+    own: tuple[Address, ...] | None = None,
 ) -> AsyncIterator[Ground]:
     """Serve a sandbox that may reach `hosts` on loopback sockets."""
     settings = settings or Settings()
@@ -154,7 +155,7 @@ async def serving(
     sandbox = Sandbox(
         "s1", policy(*hosts), names or SyntheticNames(settings.dns_names), Budget(settings), {"task": "t"}
     )
-    server = DnsServer(sandbox, settings, book, keep)
+    server = DnsServer(sandbox, settings, book, keep, own=own)
     udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     if rcvbuf is not None:
         udp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, rcvbuf)

@@ -345,3 +345,32 @@ def test_no_name_but_the_allowed_one_ever_gets_an_address_of_its_own(
     reply = dns.message.from_wire(packed)
     addresses = {IPv4Address(rdata.address) for rrset in reply.answer for rdata in rrset}
     assert addresses <= ({FIRST} if result.decision.allowed else {gatekeeper.EXPLAIN})
+
+
+OURS = IPv4Address("172.30.0.2")
+
+
+@pytest.mark.parametrize(
+    ("name", "qtype", "verdict", "explained", "nxdomain"),
+    [
+        pytest.param("other.allowed.test", "A", "allow", "172.30.0.2 ttl 60", "172.30.0.2 ttl 60", id="an allowed name"),
+        pytest.param("api.allowed.test", "A", "allow", "172.30.0.2 ttl 60", "172.30.0.2 ttl 60", id="one with an address"),
+        pytest.param("api.allowed.test", "AAAA", "allow", "NODATA", "NODATA", id="a family that we have no address of"),
+        pytest.param("api.allowed.test", "HTTPS", "deny", "NODATA", "NODATA", id="DNS-08 HTTPS"),
+        pytest.param("egressd.internal", "A", "allow", "172.30.0.2 ttl 60", "172.30.0.2 ttl 60", id="our own page"),
+        pytest.param("evil.test", "A", "deny", "172.30.0.2 ttl 1", "NXDOMAIN", id="a denied name"),
+        pytest.param("evil.test", "AAAA", "deny", "NODATA", "NXDOMAIN", id="a denied name, the other family"),
+        pytest.param("stripe.test", "A", "ask", "172.30.0.2 ttl 1", "NXDOMAIN", id="a name that asks"),
+        pytest.param("metadata.google.internal", "A", "deny", "NXDOMAIN", "NXDOMAIN", id="META-05 metadata"),
+        pytest.param("localhost", "A", "deny", "NXDOMAIN", "NXDOMAIN", id="a single label"),
+    ],
+)  # fmt: skip
+def test_with_answers_self_every_name_leads_to_our_own_address(
+    name: str, qtype: str, verdict: str, explained: str, nxdomain: str
+) -> None:
+    for mode, wanted in zip(MODES, (explained, nxdomain), strict=True):
+        result = plan(ask(name, qtype), judge, known_names(), mode, (OURS,))
+        packed = result.pack(udp=True)
+        assert packed is not None
+        assert (result.decision.verdict, outcome(dns.message.from_wire(packed))) == (verdict, wanted)
+        assert result.kind == "answer"

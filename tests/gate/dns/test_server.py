@@ -358,11 +358,11 @@ class Unsendable(socket.socket):
         super().__init__(*args)
         self.failed = False
 
-    def recvfrom(self, *args: Any) -> Any:
+    def recvmsg(self, *args: Any) -> Any:
         if not self.failed:
             self.failed = True
             raise ConnectionRefusedError(errno.ECONNREFUSED, "refused")
-        return super().recvfrom(*args)
+        return super().recvmsg(*args)
 
     def sendto(self, *_: Any) -> int:
         raise PermissionError(errno.EPERM, "a filter said no")
@@ -676,3 +676,70 @@ def test_dig_sees(arguments: list[str], seen: list[str]) -> None:
             assert len(ground.book.records) == 1
 
     asyncio.run(scenario())
+
+
+# `dns.answers: self`
+
+
+@pytest.mark.parametrize(
+    ("bound", "asked", "own", "leads_to"),
+    [
+        pytest.param("127.0.0.5", "127.0.0.5", (), "127.0.0.5", id="bound to one address"),
+        pytest.param("0.0.0.0", "127.0.0.6", (), "127.0.0.6", id="bound to all: where the query was sent to"),
+        pytest.param("0.0.0.0", "127.0.0.6", (IPv4Address("192.0.2.7"),), "192.0.2.7", id="where ports are mapped"),
+        pytest.param("::1", "::1", (), "::1", id="IPv6"),
+        pytest.param("::", "::1", (), "::1", id="IPv6, bound to all"),
+    ],
+)  # fmt: skip
+def test_every_name_leads_to_us_and_the_reply_comes_from_where_it_was_asked(
+    bound: str, asked: str, own: tuple[IPv4Address, ...], leads_to: str
+) -> None:
+    family = socket.AF_INET6 if ":" in asked else socket.AF_INET
+    qtype, other = ("AAAA", "A") if ":" in asked else ("A", "AAAA")
+
+    async def scenario() -> None:
+        async with serving("api.allowed.test", own=own) as ground:
+            udp = socket.socket(family, socket.SOCK_DGRAM)
+            if family == socket.AF_INET6:
+                udp.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            udp.bind((bound, 0))
+            ground.server.serve_udp(udp)
+            with socket.socket(family, socket.SOCK_DGRAM) as client:
+                client.setblocking(False)
+                client.connect((asked, udp.getsockname()[1]))  # hears nobody else
+                told = {}
+                for name, kind in (
+                    ("api.allowed.test", qtype),
+                    ("api.allowed.test", other),
+                    ("evil.test", qtype),
+                ):
+                    client.send(query(name, kind))
+                    reply = dns.message.from_wire(await receive(client))
+                    told[name, kind] = [(str(rr[0]), rr.ttl) for rr in reply.answer], reply.rcode()
+            assert told == {
+                ("api.allowed.test", qtype): ([(leads_to, 60)], 0),
+                ("api.allowed.test", other): ([], 0),
+                ("evil.test", qtype): ([(leads_to, 1)], 0),
+            }
+            assert ground.stored == []
+            root = ground.sandbox.names.root_of(("api", "allowed", "test"))
+            assert root in {record.attempt_id for record in ground.book.records}
+
+    asyncio.run(scenario())
+
+
+def test_over_tcp_every_name_leads_to_us_too() -> None:
+    async def scenario() -> None:
+        async with serving("api.allowed.test", own=()) as ground, ground.tcp() as (reader, writer):
+            writer.write(framed(query("api.allowed.test")))
+            reply = await unframed(reader)
+            assert str(reply.answer[0][0]) == "127.0.0.1"
+
+    asyncio.run(scenario())
+
+
+def test_what_is_remembered_of_names_is_bounded() -> None:
+    names = SyntheticNames(3)
+    for count in range(9):
+        names.note((f"n{count}", "test"), f"root{count}")
+    assert [names.root_of((f"n{count}", "test")) for count in (0, 5, 6, 8)] == [None, None, "root6", "root8"]

@@ -18,6 +18,7 @@ from egressd.gate.dialer import Dialed, DialFailed
 from egressd.gate.dns.synthetic import SyntheticNames
 from egressd.gate.door import judgement
 from egressd.gate.door import visit as visiting
+from egressd.gate.door.entrance import TRANSPARENT, Entrance
 from egressd.gate.door.visit import Visit
 from egressd.gate.limits import Budget
 from egressd.gate.recorder import AuditUnavailable
@@ -114,7 +115,9 @@ class Scene:
         revoked: bool = False,
         connections: int = 10,
         address: str = "192.0.2.1",
+        entrance: Entrance = TRANSPARENT,
     ) -> None:
+        self.entrance = entrance
         settings = Settings(
             first_bytes_timeout=0.2, head_timeout=0.2, idle_timeout=5, connections=connections
         )
@@ -151,7 +154,7 @@ class Scene:
             client.setblocking(False)
             ours.setblocking(False)
             with client:
-                visit = Visit(ours, self.sandbox, self.services, explicit=False)
+                visit = Visit(ours, self.sandbox, self.services, self.entrance)
                 task = asyncio.ensure_future(visit.run())
                 loop = asyncio.get_running_loop()
                 await loop.sock_sendall(client, sent)
@@ -162,6 +165,7 @@ class Scene:
                     try:
                         while part := await loop.sock_recv(client, 4096):
                             got += part
+                        client.shutdown(socket.SHUT_WR)
                     except ConnectionError:
                         pass
                     await task

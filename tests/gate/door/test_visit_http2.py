@@ -93,7 +93,7 @@ async def door(
     outer, inner = socket.socketpair()
     outer.setblocking(False)
     inner.setblocking(False)
-    visit = asyncio.ensure_future(Visit(inner, lab.sandbox, lab.services, explicit=False).run())
+    visit = asyncio.ensure_future(Visit(inner, lab.sandbox, lab.services).run())
     try:
         async with asyncio.timeout(DEADLINE):
             reader, writer = await asyncio.open_connection(sock=outer, ssl=context, server_hostname=host)

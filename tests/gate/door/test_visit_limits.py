@@ -108,7 +108,7 @@ def test_connections_at_a_time_are_counted_and_given_back(monkeypatch: pytest.Mo
             far, ours = socket.socketpair()
             ours.setblocking(False)
             with far:
-                await Visit(ours, scene.sandbox, scene.services, explicit=False).run()
+                await Visit(ours, scene.sandbox, scene.services).run()
         await close_far(scene, client, visit)
 
     played.play(monkeypatch, b"", act)
