@@ -32,6 +32,7 @@ from egressd.gate.inspector.layers import InspectorLayer, client_of, context_of
 from egressd.gate.inspector.pace import Pace, Starved
 from egressd.gate.inspector.pipe import PipeLayer, upgrade
 from egressd.gate.inspector.upstream import Opened, OpenFailed, leads_to, open_upstream, reason_of
+from egressd.gate.inspector.veil import SIP
 from egressd.gate.tls.stream import ByteStream
 from egressd.policy.attempt import Decision
 from egressd.policy.reasons import Reason
@@ -92,7 +93,7 @@ class Engine:
             outcomes.Upgraded: self._upgraded,
             outcomes.Ended: self._ended,
             outcomes.Failed: lambda failed: self._failed(failed.reason, failed.detail),
-            outcomes.Interim: lambda interim: self._conduit.to_client(interim.data),
+            outcomes.Interim: self._interim,
             outcomes.Rejected: lambda rejected: self._unread(
                 rejected.head.reason, rejected.head.detail, rejected.head.method, rejected.head.target
             ),
@@ -154,9 +155,28 @@ class Engine:
     def _from_upstream(self, data: bytes) -> None:
         """Feed what the limits let pass."""
         data = self._pace.downward(data)
+        if self._exchange is not None and self._exchange.veil is not None:
+            self._sip(data)
+            return
         if self._exchange is not None:
             self._exchange.down += len(data)
         self._feed(events.DataReceived(self._server, data) if data and self._server is not None else None)
+
+    def _sip(self, data: bytes) -> None:
+        """Feed by small pieces what may be coded, and keep what the client cannot take what it stands for of."""
+        at = 0
+        while at < len(data) and self._server is not None and self._is_open():
+            if self._conduit.client.paused:
+                self._pace.keep(data[at:])
+                break
+            veil = self._exchange.veil if self._exchange is not None else None
+            whole = veil is None or (self._layer.sandbox_side.begun and not veil.inflates)
+            piece = data[at:] if whole else data[at : at + SIP]
+            at += len(piece)
+            if self._exchange is not None:
+                self._exchange.down += len(piece)
+            self._feed(events.DataReceived(self._server, piece))
+        self._feed()
 
     def on_eof(self, stream: ByteStream) -> None:
         """Feed the end of what one side sends."""
@@ -189,6 +209,8 @@ class Engine:
     def on_resume(self, _: ByteStream) -> None:
         """Go on reading from the other side."""
         self._deadlines.moved()
+        if self._is_open() and self._pace.keeps:
+            self._from_upstream(b"")
         self._steer()
 
     def _upstream_ended(self, *, clean: bool) -> None:
@@ -273,6 +295,10 @@ class Engine:
         self._tasks.discard(task)
         self._feed()
 
+    def _interim(self, interim: outcomes.Interim) -> None:
+        veil = self._exchange.veil if self._exchange is not None else None
+        self._conduit.to_client(interim.data if veil is None else veil.text(interim.data))
+
     # hooks and the upstream
 
     def _hook(self, command: commands.StartHook) -> None:
@@ -307,6 +333,8 @@ class Engine:
         if command.name == "requestheaders" and (self._exchange is None or not self._exchange.admitted):
             self._deny()
             return
+        if command.name == "requestheaders" and isinstance(self._layer, InspectorLayer):
+            self._layer.sandbox_side.veil = self._exchange.veil if self._exchange is not None else None
         if command.blocking:
             self._queue.append(events.HookCompleted(command))
 

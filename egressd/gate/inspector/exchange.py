@@ -14,6 +14,7 @@ from egressd.gate import internal
 from egressd.gate.connection import Connection
 from egressd.gate.inspector.binding import Bound
 from egressd.gate.inspector.refusal import Refusal, Refused, answer_http, refuse_http
+from egressd.gate.inspector.veil import Veil
 from egressd.gate.inspector.websocket import Offer
 from egressd.gate.limits import Account, Over
 from egressd.journal.record import Record, clip, new_id
@@ -62,6 +63,14 @@ class Exchange:
     started: float = field(default_factory=time.monotonic)
     decided: bool = False
     ended: bool = False
+    _veil: Veil | None = None
+
+    @property
+    def veil(self) -> Veil | None:
+        """What lies over its response; None for an exchange without a lease, and for that one alone."""
+        if self._veil is None and self.lease is not None:
+            self._veil = Veil(self.lease.masking)
+        return self._veil
 
     @property
     def credential(self) -> str | None:
@@ -214,6 +223,8 @@ class Exchange:
             self.decided, self.admitted, self.refusal, self.status = True, False, None, None
             self.decision = Decision("deny", reason if reason not in _ENDINGS else Reason.INTERNAL_ERROR)
             self.connection.services.recorder.put(self.decision_record(detail))
+        if self._veil is not None and self._veil.found:
+            detail = "; ".join(filter(None, (detail, "the credential was masked in what came back")))
         record = self._record("end")
         record.reason = reason.value
         record.status = self.status

@@ -8,7 +8,7 @@ as a command (`Rejected`, `Failed`, …) instead of as a page.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from mitmproxy import http
@@ -53,6 +53,7 @@ from egressd.gate.inspector.outcomes import (
     Upgraded,
 )
 from egressd.gate.inspector.outgoing import Outgoing
+from egressd.gate.inspector.veil import Veil
 from egressd.policy.reasons import Reason
 
 MAX_INTERIM: Final = 16
@@ -127,6 +128,8 @@ class Server(_Side):
         self.half_closes = not context.client.tls
         """Whether the client may end its side and still get its answer. In TLS nobody does: whoever says close_notify leaves."""
         self.client_ended = False
+        self.veil: Veil | None = None
+        """What the next response passes through; it is taken off behind it."""
         self._trailers: tuple[Field, ...] = ()
 
     def read_headers(self, event: events.ConnectionEvent) -> CommandGenerator[None]:
@@ -191,30 +194,55 @@ class Server(_Side):
                 self.conn, b"HTTP/1.1 100 Continue\r\n\r\n"
             )  # the only one that layers send of themselves
         elif isinstance(event, ResponseHeaders):
-            self.response = event.response
-            self._frame(event.response)
-            yield commands.SendData(self.conn, head_of(event.response))
+            yield from self._send_head(event.response)
         elif isinstance(event, ResponseData):
-            assert self.response is not None
-            yield commands.SendData(self.conn, framed_body(self.response, event.data))
+            yield from self._send_body((event.data,) if self.veil is None else self.veil.body(event.data))
         elif isinstance(event, ResponseTrailers):
-            self._trailers = tuple(event.trailers.fields)
+            fields = event.trailers.fields
+            self._trailers = fields if self.veil is None else self.veil.fields(fields)
         elif isinstance(event, ResponseEndOfMessage):
-            yield from self.end_response()
-            yield from self.mark_done(response=True)
+            if (yield from self.end_response()):
+                yield from self.mark_done(response=True)
         elif isinstance(event, ResponseProtocolError):
             reason, detail = _PROTOCOL_ERRORS.get(event.code, (Reason.UPSTREAM_PROTOCOL, "no usable answer"))
             yield Failed(reason, detail)
         else:
             raise AssertionError(f"unexpected {type(event).__name__}")
 
-    def end_response(self) -> CommandGenerator[None]:
-        """Write what ends the body of the response."""
+    def _send_head(self, response: http.Response) -> CommandGenerator[None]:
+        assert self.request is not None
+        problem = self.veil.head(response, self.request.method) if self.veil is not None else None
+        if problem is not None:
+            self.state = self.done
+            yield Failed(Reason.UNSCANNABLE, problem)
+            return
+        self.response = response
+        self._frame(response)
+        yield commands.SendData(self.conn, head_of(response))
+
+    def _send_body(self, pieces: Iterable[bytes | Broken]) -> CommandGenerator[bool]:
+        """Write pieces of the body as they are; returns whether all of them could be."""
+        assert self.response is not None
+        for piece in pieces:
+            if isinstance(piece, Broken):
+                self.state = self.done
+                yield Failed(Reason.UPSTREAM_PROTOCOL, piece.detail)
+                return False
+            if piece:
+                yield commands.SendData(self.conn, framed_body(self.response, piece))
+        return True
+
+    def end_response(self) -> CommandGenerator[bool]:
+        """Write what ends the body of the response; returns whether it could be ended."""
         assert self.request is not None
         assert self.response is not None
+        veil, self.veil = self.veil, None
+        if veil is not None and not (yield from self._send_body(veil.end())):
+            return False
         if self.request.method != "HEAD" and is_chunked(self.response):
             fields = b"".join(b"%s: %s\r\n" % field for field in self._trailers)
             yield commands.SendData(self.conn, b"0\r\n" + fields + b"\r\n")
+        return True
 
     def _frame(self, response: http.Response) -> None:
         """Give the response our own version and a framing that the client can see the end of."""

@@ -36,6 +36,7 @@ class Pace:
         self._again = again
         self._upload = self._download = _UNBOUND
         self._up = self._down = b""
+        self._kept = b""  # of what was counted, but could not be passed on
         self._timer: asyncio.TimerHandle | None = None
 
     def bind(self, account: Account | None) -> None:
@@ -51,7 +52,16 @@ class Pace:
     @property
     def holds_down(self) -> bool:
         """Whether bytes from the upstream wait, so that it is not to be read."""
-        return bool(self._down)
+        return bool(self._down or self._kept)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether bytes wait that were counted already."""
+        return bool(self._kept)
+
+    def keep(self, data: bytes) -> None:
+        """Take back what `downward` has returned and nobody could take; it comes first the next time, and is not counted then."""
+        self._kept = data
 
     def upward(self, data: bytes) -> bytes:
         """Count and return what may go to the upstream now, of what waited and of `data` behind it; the rest waits."""
@@ -61,7 +71,8 @@ class Pace:
     def downward(self, data: bytes) -> bytes:
         """Count and return what may go to the sandbox now, of what waited and of `data` behind it; the rest waits."""
         passing, self._down = _split(self._download, self._down + data if self._down else data)
-        return passing
+        kept, self._kept = self._kept, b""
+        return kept + passing if kept else passing
 
     def forget_up(self) -> int:
         """Forget what waits for the upstream; returns how many bytes that was."""
@@ -70,7 +81,7 @@ class Pace:
 
     def take_down(self) -> bytes:
         """Return all that waits from the upstream, uncounted: what comes after a response is not for the sandbox."""
-        data, self._down = self._down, b""
+        data, self._down, self._kept = self._kept + self._down, b"", b""
         return data
 
     def arm(self) -> Starved | None:

@@ -1,6 +1,7 @@
 """What follows an upgrade to WebSocket: the layer that takes the place of the HTTP layer.
 
-Both streams of frames are checked and passed on as they come; nothing of a message is kept.
+Both streams of frames are checked and passed on as they come; nothing of a message is kept. What comes back on an upgrade that
+carries a credential passes through its veil.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from mitmproxy.proxy.layer import CommandGenerator
 
 from egressd.gate.inspector.exchange import Exchange
 from egressd.gate.inspector.fields import onward_response
+from egressd.gate.inspector.frameveil import FrameVeil
 from egressd.gate.inspector.head import ResponseHead
 from egressd.gate.inspector.outcomes import Ended, Failed
+from egressd.gate.inspector.veil import Veil
 from egressd.gate.inspector.websocket import FrameCheck, check_answer, close_frame, farewell_code
 from egressd.policy.reasons import WORDS, Reason
 
@@ -30,11 +33,12 @@ class PipeLayer:
     upstream_unclean: bool = False
     """Of no meaning here: a WebSocket says itself when it ends."""
 
-    def __init__(self, client: Client, server: Server, *, extended: bool) -> None:
-        """Both directions are between two frames."""
+    def __init__(self, client: Client, server: Server, *, extended: bool, veil: Veil | None = None) -> None:
+        """Both directions are between two frames. Those for the client pass through a `veil`, under which none is `extended`."""
         self._client, self._server = client, server
         self._up = FrameCheck(masked=True, extended=extended)
         self._down = FrameCheck(masked=False, extended=extended)
+        self._veil = FrameVeil(veil) if veil is not None else None
 
     @property
     def sandbox_side(self) -> PipeLayer:
@@ -44,7 +48,7 @@ class PipeLayer:
     @property
     def framed(self) -> bool:
         """Whether a last word can be put in."""
-        return self._down.between and not self._down.closing
+        return (self._down.between or self._veil is not None) and not self._down.closing
 
     def last_word(self, reason: Reason) -> bytes:
         """Return the Close frame that tells the client why it ends, nothing where none can be put in."""
@@ -52,9 +56,10 @@ class PipeLayer:
             return b""
         return close_frame(farewell_code(reason), f"egressd: {WORDS[reason].says} (reason {reason.value})")
 
-    def end_response(self) -> CommandGenerator[None]:
+    def end_response(self) -> CommandGenerator[bool]:
         """No HTTP response is under way."""
         yield from ()
+        return True
 
     def handle_event(self, event: events.Event) -> CommandGenerator[None]:
         """Pass on what came, unless something is wrong with it: then nothing of it."""
@@ -67,7 +72,8 @@ class PipeLayer:
         elif isinstance(event, events.DataReceived):
             problem = self._down.feed(event.data)
             if problem is None:
-                yield commands.SendData(self._client, event.data)
+                data = event.data if self._veil is None else self._veil.feed(event.data)
+                yield commands.SendData(self._client, data)
             else:
                 yield Failed(Reason.UPSTREAM_PROTOCOL, problem)
         elif isinstance(event, events.ConnectionClosed):
@@ -86,7 +92,12 @@ def upgrade(
     agreed = check_answer(exchange.offer, head.fields)
     if isinstance(agreed, str):
         return agreed
-    fields = (*onward_response(head.fields), (b"Upgrade", b"websocket"), (b"Connection", b"Upgrade"))
+    veil, onward = exchange.veil, onward_response(head.fields)
+    if veil is not None:
+        if agreed.extended:
+            return "frames that are coded could hide a credential"
+        onward = veil.fields(onward)
+    fields = (*onward, (b"Upgrade", b"websocket"), (b"Connection", b"Upgrade"))
     lines = b"".join(b"%s: %s\r\n" % field for field in fields)
-    layer = PipeLayer(client, server, extended=agreed.extended)
+    layer = PipeLayer(client, server, extended=agreed.extended, veil=veil)
     return layer, b"HTTP/1.1 101 Switching Protocols\r\n%s\r\n" % lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mitmproxy import http
 
@@ -15,6 +15,9 @@ from egressd.gate.inspector.head import Field, Length, RequestHead
 from egressd.gate.inspector.http2 import frames
 from egressd.gate.inspector.http2.link import Link
 from egressd.gate.inspector.outgoing import Watch
+
+if TYPE_CHECKING:
+    from egressd.gate.inspector.http2.sieve import Sieve
 
 UNBOUND: Final = Meter()
 """The limits of what egressd itself says."""
@@ -161,8 +164,15 @@ class Lane:
     """egressd itself answers; nothing goes upstream any more."""
     watch: Watch | None = None
     """Looks at its body, once there is any."""
+    sieve: Sieve | None = None
+    """What the response's body passes through, where it could bring a credential back."""
     grpc: bool = False
     trailers_dropped: bool = False
+
+    @property
+    def heard_all(self) -> bool:
+        """Whether the response is complete, though perhaps not yet sent."""
+        return self.down.ended or (self.sieve is not None and self.sieve.ended)
 
     @property
     def method(self) -> bytes:

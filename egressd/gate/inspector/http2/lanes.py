@@ -29,6 +29,7 @@ from egressd.gate.inspector.http2.events import Data, Head, Reset, Surplus
 from egressd.gate.inspector.http2.frames import Code
 from egressd.gate.inspector.http2.lane import Lane, Section, brings
 from egressd.gate.inspector.http2.link import Link
+from egressd.gate.inspector.http2.sieve import Sieve
 from egressd.gate.inspector.http2.traffic import Socket, Traffic
 from egressd.gate.inspector.messages import request_of, response_of
 from egressd.gate.inspector.outgoing import LEAK, Outgoing, Watch
@@ -312,6 +313,14 @@ class Lanes:
                 lane.flow.response = response_of(parsed)
                 self.addon.responseheaders(lane.flow)
                 lane.responded, lane.down_length = True, parsed.length
+                veil = lane.exchange.veil
+                problem = (
+                    veil.head(lane.flow.response, lane.exchange.method or "") if veil is not None else None
+                )
+                if problem is not None:
+                    self.fail(lane, Reason.UNSCANNABLE, problem)
+                    return
+                lane.sieve = Sieve(veil) if veil is not None else None
                 lane.down.begin(Section(heads.write_response(lane.flow.response)))
                 self._comes_down(lane, 0, ended=head.ended)
 
@@ -322,14 +331,14 @@ class Lanes:
             self.fail(lane, Reason.UPSTREAM_PROTOCOL, "interim responses without end")
         elif status != 100 and not self._way.congested:
             pseudo = (b":status", str(status).encode("ascii"))
-            self._client.send_head(lane.stream, (pseudo, *onward_trailers(fields)))
+            self._client.send_head(lane.stream, (pseudo, *_veiled(lane, onward_trailers(fields))))
 
     def _response_trailers(self, lane: Lane, head: Head) -> None:
         parsed = heads.parse_trailers(head.fields, RESPONSE_HEAD_BYTES)
         if isinstance(parsed, BadHead) or not head.ended:
             self.fail(lane, Reason.UPSTREAM_PROTOCOL, "the trailers are malformed")
             return
-        onward = onward_trailers(parsed)
+        onward = _veiled(lane, onward_trailers(parsed))
         self._comes_down(lane, 0, ended=True, trailers=Section(onward) if onward else None)
 
     def upstream_data(self, data: Data) -> None:
@@ -352,7 +361,9 @@ class Lanes:
             self.fail(lane, Reason.UPSTREAM_PROTOCOL, left)
             return
         lane.down_length = left
-        if ended:
+        if ended and lane.sieve is not None:
+            lane.sieve.end(trailers)
+        elif ended:
             lane.down.end(trailers)
         self.traffic.wake(lane, up=False)
 
@@ -362,7 +373,7 @@ class Lanes:
         if lane is None or lane.answered:
             return
         with self._guarded(lane):
-            if lane.down.ended:
+            if lane.heard_all:
                 self.traffic.clear(lane, up=True)
                 return
             detail = f"reset: {reset.code.name.lower()}"
@@ -380,7 +391,7 @@ class Lanes:
     def upstream_lost(self, reason: Reason, detail: str) -> None:
         """The upstream has gone: what it has not answered in full fails, and so does what it was not asked yet."""
         for lane in tuple(self._lanes.values()):
-            if lane.ready and not lane.answered and not lane.down.ended:
+            if lane.ready and not lane.answered and not lane.heard_all:
                 with self._guarded(lane):
                     self.fail(
                         lane, reason, detail, None if lane.upstream is not None else Code.REFUSED_STREAM
@@ -398,6 +409,10 @@ class Lanes:
             lane, Reason.COMPLETED, "request trailers dropped" if whole and lane.trailers_dropped else detail
         )
         self._drop(lane, None)
+
+    def lane_garbled(self, lane: Lane, detail: str) -> None:
+        """Its response cannot be read on."""
+        self.fail(lane, Reason.UPSTREAM_PROTOCOL, detail)
 
     def lane_starved(self, lane: Lane, starved: Starved) -> None:
         """A limit has no room for it, and will have none soon."""
@@ -528,3 +543,8 @@ class Lanes:
                     waiting = lane.heard_end and not lane.responded
                     reason = Reason.UPSTREAM_TIMEOUT if waiting else Reason.IDLE_TIMEOUT
                     self.fail(lane, reason, "no bytes in either direction")
+
+
+def _veiled(lane: Lane, fields: tuple[Field, ...]) -> tuple[Field, ...]:
+    veil = lane.exchange.veil
+    return fields if veil is None else veil.fields(fields)

@@ -40,6 +40,9 @@ class Owner(Protocol):
     def lane_broke(self, lane: Lane, error: Exception) -> None:
         """Moving it raised."""
 
+    def lane_garbled(self, lane: Lane, detail: str) -> None:
+        """What came of its response cannot be read."""
+
 
 class Socket(Protocol):
     """Where the bytes of both links go."""
@@ -102,7 +105,7 @@ class Traffic:
     def add(self, lane: Lane, data: bytes, size: int, *, up: bool) -> None:
         """Take bytes of a body, which counted `size` against windows, to be sent on once the lane is woken."""
         way = self._up if up else self._down
-        way.course(lane).add(data)
+        (way.course(lane) if up or lane.sieve is None else lane.sieve).add(data)
         way.held += len(data)
         self._receive(way, size)
 
@@ -120,7 +123,8 @@ class Traffic:
     def clear(self, lane: Lane, *, up: bool) -> None:
         """Forget what waits of a lane in one direction."""
         way = self._up if up else self._down
-        self._let_go(way, way.course(lane).clear())
+        sifted = lane.sieve.clear() if lane.sieve is not None and not up else 0
+        self._let_go(way, way.course(lane).clear() + sifted)
         way.busy.pop(lane, None)
 
     def forget(self, lane: Lane) -> None:
@@ -189,11 +193,14 @@ class Traffic:
     def _step(self, way: _Way, lane: Lane, now: float) -> int:
         """Send a piece of a lane, if it can be; returns how much that was, a head counting as 1 at least."""
         try:
+            sifts = not way.up and lane.sieve is not None and not lane.answered
+            if sifts and not self._sift(way, lane):
+                return 1  # it was refused, and has an answer to send
             size = self._send(way, lane, now)
             course = way.course(lane)
             if size:
                 way.busy.pop(lane, None)  # its next turn comes after everybody else's
-                if course.busy:
+                if course.busy or (sifts and lane.sieve is not None and lane.sieve.waiting):
                     way.busy[lane] = None
                 if course.said_end:
                     self._owner.lane_said_all(lane, up=way.up)
@@ -228,11 +235,28 @@ class Traffic:
             lane.begun = True
         if count:
             origin = lane.stream if way.up else lane.upstream
-            if origin is not None and way.source is not None:
+            if origin is not None and way.source is not None and (way.up or lane.sieve is None):
                 way.source.taken(origin, count, keeps_up=course.waiting == 0)
             self._let_go(way, count)
         lane.moved = now
         return max(1, count)
+
+    def _sift(self, way: _Way, lane: Lane) -> bool:
+        """Have what came masked as far as it can be sent; returns whether it could be read."""
+        assert lane.sieve is not None
+        course = way.course(lane)
+        ready, came = course.waiting, lane.sieve.waiting
+        try:
+            problem = lane.sieve.pass_on(course)
+        finally:
+            way.held += course.waiting - ready
+            count = came - lane.sieve.waiting
+            if count and lane.upstream is not None and way.source is not None:
+                way.source.taken(lane.upstream, count, keeps_up=ready == 0)
+            self._let_go(way, count)
+        if problem is not None:
+            self._owner.lane_garbled(lane, problem.detail)
+        return problem is None
 
     def _affordable(self, way: _Way, lane: Lane, now: float, wanted: int) -> int | None:
         """Count against the limits what of `wanted` bytes may go now, and return how many; None if the lane was refused."""

@@ -1,0 +1,131 @@
+"""What lies over the response of an exchange that carries a credential: whatever the origin says of it, the sandbox sees `*`.
+
+The last thing before bytes are written, behind the policy and a site's addons: heads, interim responses, trailers, bodies and the
+frames of a WebSocket pass through here, or do not pass. Whatever raises ends the response (law 1). A body that is coded in a way
+that could hide a secret is undone, or else not passed on at all.
+
+A body that was undone is another representation than the origin has described. Its length is left to the framing; fields that
+are true of the coded bytes alone are dropped; a strong ETag becomes a weak one (RFC 9110 §8.8.1: a strong one must change with
+every byte; a weak one still finds its match in If-None-Match, which compares weakly, and no longer in If-Match and If-Range,
+which must not match). A body that was only masked keeps its length, and its ETag: S3 wants those of uploads back as they are,
+and what strong ones are for, joining ranges, is what `range` is off for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from mitmproxy import http
+
+from egressd.credentials.scrub import Mask, Scrubber
+from egressd.gate.inspector.body import Broken
+from egressd.gate.inspector.head import Field
+from egressd.gate.inspector.inflate import Inflater, coding_of
+
+SIP: Final = 4 * 1024
+"""Bytes of a coded body that are undone at a time, and may stand for a thousand times as many."""
+
+_FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
+"""Fields that were judged as framing, and hold nothing else."""
+
+_MESSAGE_CODINGS: Final = frozenset({b"grpc-encoding", b"connect-content-encoding"})
+"""Codings inside a body, message by message: gRPC (PROTOCOL-HTTP2.md) and Connect."""
+
+_CODED_ONLY: Final = frozenset(
+    {b"content-encoding", b"content-length", b"content-digest", b"repr-digest", b"digest", b"content-md5"}
+    | {b"accept-ranges", b"x-goog-hash"}
+)
+_CODED_ONLY_PREFIX: Final = b"x-amz-checksum-"
+
+
+class Veil:
+    """Masks one response."""
+
+    __slots__ = ("_inflater", "_scrubber", "_texts", "mask")
+
+    def __init__(self, mask: Mask) -> None:
+        """`mask` is that of the exchange's lease."""
+        self.mask = mask
+        self._texts = 0  # bytes masked outside the body
+        self._scrubber = Scrubber(mask)
+        self._inflater: Inflater | None = None
+
+    @property
+    def found(self) -> int:
+        """Bytes that were masked."""
+        return self._texts + self._scrubber.found
+
+    @property
+    def inflates(self) -> bool:
+        """Whether more may come out than goes in."""
+        return self._inflater is not None
+
+    def head(self, response: http.Response, method: str) -> str | None:
+        """Mask a final head, and make ready for its body; returns why that cannot be looked into, and then nothing may go on."""
+        fields, status = response.headers.fields, response.status_code
+        coding = coding_of(value for name, value in fields if name.lower() == b"content-encoding")
+        bodiless = method == "HEAD" or status in (204, 304)
+        if not bodiless:
+            if isinstance(coding, Broken):
+                return coding.detail
+            if coding is not None and (status == 206 or "content-range" in response.headers):
+                return "a part of a coded body"
+            if any(map(_codes_messages, fields)):
+                return "messages are coded"
+        if coding is not None and not isinstance(coding, Broken):
+            fields = tuple(_weak(field) for field in fields if not _is_coded_only(field[0].lower()))
+            self._inflater = None if bodiless else Inflater(coding)
+        response.headers = http.Headers(self.fields(fields))
+        response.data.reason = self.text(response.data.reason)
+        return None
+
+    def fields(self, fields: tuple[Field, ...]) -> tuple[Field, ...]:
+        """Return fields of a head or a trailer section, masked: names too."""
+        together = b"\n".join(part for field in fields for part in field)
+        if self.mask.whole(together) == together:
+            return fields
+        return tuple(
+            (self.text(name), self.text(value)) if name.lower() not in _FRAMING else (name, value)
+            for name, value in fields
+        )
+
+    def text(self, data: bytes) -> bytes:
+        """Return some bytes that stand alone, masked."""
+        masked = self.mask.whole(data)
+        if masked != data:
+            self.note(sum(old != new for old, new in zip(data, masked, strict=True)))
+        return masked
+
+    def note(self, count: int) -> None:
+        """Count what was masked elsewhere."""
+        self._texts += count
+
+    def body(self, data: bytes) -> Iterator[bytes | Broken]:
+        """Return what may go on of the body once `data` has come, in pieces, none of them empty; `Broken` is the last one."""
+        pieces: Iterable[bytes | Broken] = (data,) if self._inflater is None else self._inflater.feed(data)
+        for piece in pieces:
+            masked = piece if isinstance(piece, Broken) else self._scrubber.feed(piece)
+            if masked:
+                yield masked
+
+    def end(self) -> Iterator[bytes | Broken]:
+        """Return what is left of the body at its end."""
+        problem = self._inflater.finish() if self._inflater is not None else None
+        if problem is not None:
+            yield problem
+        elif rest := self._scrubber.finish():
+            yield rest
+
+
+def _is_coded_only(lower: bytes) -> bool:
+    return lower in _CODED_ONLY or lower.startswith(_CODED_ONLY_PREFIX)
+
+
+def _codes_messages(field: Field) -> bool:
+    return field[0].lower() in _MESSAGE_CODINGS and field[1].lower() != b"identity"
+
+
+def _weak(field: Field) -> Field:
+    name, value = field
+    return (name, b"W/" + value) if name.lower() == b"etag" and value.startswith(b'"') else field
