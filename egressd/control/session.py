@@ -21,8 +21,9 @@ from egressd.control.config import Config
 from egressd.control.process import WorkerProcess
 from egressd.control.reconciliation import losses
 from egressd.control.sandboxes import SandboxListener, SandboxState, new_sandbox_id
-from egressd.control.supervisor import Supervisor, WorkerFailed, say
+from egressd.control.supervisor import Supervisor, WorkerFailed
 from egressd.control.trust import Trust, build_trust, java_store_paths, system_bundle_paths, trust_environment
+from egressd.control.voice import say
 from egressd.control.watch import LOOK, changes, marks
 from egressd.gate.denials import PROBE
 from egressd.gate.settings import Settings

@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import json
 import os
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -23,8 +22,10 @@ from typing import Any
 from egressd.control.ca import Authority, issue_worker_intermediate
 from egressd.control.host import local_addresses
 from egressd.control.process import WorkerProcess
-from egressd.control.reconciliation import Found, Kind
+from egressd.control.reconciliation import Kind
+from egressd.control.recording import Recording
 from egressd.control.sandboxes import SandboxState
+from egressd.control.voice import say
 from egressd.gate.channel import (
     TO_CONTROL,
     Adopt,
@@ -48,8 +49,6 @@ from egressd.gate.channel import (
     sealed,
 )
 from egressd.gate.settings import Settings
-from egressd.journal.ledger import Ledger
-from egressd.journal.record import Record, new_id
 from egressd.journal.writer import BadRecord, Journal
 from egressd.policy.effective import EffectivePolicy
 from egressd.policy.reasons import Reason
@@ -69,11 +68,6 @@ _LAST_PAUSE = 2.0
 
 class WorkerFailed(Exception):
     """A worker could not be started, or died too often to be started again."""
-
-
-def say(text: str) -> None:
-    """Tell the operator."""
-    print(f"egressd: {text}", file=sys.stderr, flush=True)  # noqa: T201 -- stderr is talk
 
 
 @dataclass(slots=True)
@@ -105,14 +99,12 @@ class Supervisor:
         """Nothing runs before `start`, but for `first`: a process that was started early, to be the first worker."""
         self._settings = settings
         self._authority = authority
-        self._journal = journal
-        self._ledger = Ledger()
+        self._records = Recording(journal)
         self._failed = failed
         self._first = first
         self._sandboxes: dict[str, SandboxState] = {}
         self._worker: _Worker | None = None
         self._departed: deque[str] = deque(maxlen=256)  # a last record of theirs may still be on its way
-        self._found = Found()
         self._deaths = 0
         self._starts: list[float] = []
         self._count = 0
@@ -133,8 +125,8 @@ class Supervisor:
     async def add(self, sandbox: SandboxState) -> None:
         """Have the sandbox carried; returns once its sockets are served, raises WorkerFailed."""
         self._sandboxes[sandbox.id] = sandbox
-        self._found.begin(sandbox.id)
-        self._note("sandbox", sandbox, "created")
+        self._records.begin(sandbox.id)
+        self._records.note("sandbox", sandbox, "created")
         serving = self._expect("serving", sandbox.id)
         if self._worker is not None:
             self._give(self._worker, sandbox)
@@ -147,7 +139,7 @@ class Supervisor:
             sandbox = self._sandboxes.get(sandbox_id)
             if sandbox is not None and sandbox.policy != policy:
                 sandbox.policy = policy
-                self._note("policy", sandbox, "adopted")
+                self._records.note("policy", sandbox, "adopted")
                 changed.setdefault(policy.digest(), []).append(sandbox_id)
         waits = []
         for ids in changed.values():
@@ -170,8 +162,8 @@ class Supervisor:
             with contextlib.suppress(WorkerFailed):
                 await self._await(gone, "the worker did not let the sandbox go", seconds=3.0)
         reason = Reason.SHUTDOWN if shutdown else Reason.REVOKED
-        self._write(self._ledger.close_all({sandbox_id}, reason))
-        self._note("sandbox", sandbox, "gone")
+        self._records.end_all({sandbox_id}, reason)
+        self._records.note("sandbox", sandbox, "gone")
         del self._sandboxes[sandbox_id]
         self._departed.append(sandbox_id)
         for listener in sandbox.listeners:
@@ -189,7 +181,7 @@ class Supervisor:
         if worker is not None:
             await _end(worker.process)
             worker.channel.finish()  # what it said while it was waited for in vain
-        self._write(self._ledger.close_all(set(self._departed), Reason.SHUTDOWN))
+        self._records.end_all(set(self._departed), Reason.SHUTDOWN)
 
     # the worker
 
@@ -308,7 +300,7 @@ class Supervisor:
 
     async def _replace(self, worker: _Worker) -> None:
         await _end(worker.process)
-        self._write(self._ledger.close_all(set(self._sandboxes), Reason.WORKER_DIED))
+        self._records.end_all(set(self._sandboxes), Reason.WORKER_DIED)
         pause, told = _FIRST_PAUSE, ""
         while not self._stopping:
             try:
@@ -360,91 +352,36 @@ class Supervisor:
 
     def _on_records(self, worker: _Worker, message: Records) -> None:
         allowed = self._sandboxes.keys() | set(self._departed)
-        if (
-            self._journal.target == "-" and not self._stopping
-        ):  # a pipe may have a slow reader, which must not hold this loop
+        if self._records.may_block and not self._stopping:
             self._task(self._commit(worker, message, allowed))
-            return
-        try:
-            self._journal.append(message.records, allowed_sandboxes=allowed)
-        except BadRecord:
-            raise  # what no sound worker sends ends it
-        except Exception as error:  # noqa: BLE001 -- law 1: whatever fails, the batch is not in the journal
-            self._written(worker, message, error)
-        else:
-            self._written(worker, message, None)
+        else:  # BadRecord: what no sound worker sends ends it
+            self._written(worker, message, ok=self._records.append(message.records, allowed))
 
     async def _commit(self, worker: _Worker, message: Records, allowed: Collection[str]) -> None:
         try:
-            await self._journal.commit(message.records, allowed_sandboxes=allowed)
-        except asyncio.CancelledError:
-            self._found.feed(message.records)  # the journal counts them as lost itself
-            raise
+            ok = await self._records.commit(message.records, allowed)
         except BadRecord as error:
             worker.channel.close()
             self._on_lost(worker, str(error))
-        except Exception as error:  # noqa: BLE001 -- as above
-            self._written(worker, message, error)
         else:
-            self._written(worker, message, None)
+            self._written(worker, message, ok=ok)
 
-    def _written(self, worker: _Worker, message: Records, error: Exception | None) -> None:
-        try:
-            self._found.feed(message.records)  # what the journal could not take it counts as lost itself
-            if error is None:
-                self._ledger.feed(message.records)
-        except Exception as failure:  # noqa: BLE001 -- what cannot be ended later may not begin
-            error = failure
-        if error is not None:
-            self._complain(error)
+    def _written(self, worker: _Worker, message: Records, *, ok: bool) -> None:
         with contextlib.suppress(ChannelBroken):  # it has died meanwhile
-            worker.channel.send(Written(batch=message.batch, ok=error is None))
+            worker.channel.send(Written(batch=message.batch, ok=ok))
 
     def recorded(self, sandbox_id: str) -> Mapping[Kind, int]:
         """Return what the records of a sandbox account for, once nothing more is written of it; later nothing is known of it."""
-        return self._found.end(sandbox_id)
+        return self._records.recorded(sandbox_id)
 
     @property
     def deaths(self) -> int:
         """How many workers have died so far."""
         return self._deaths
 
-    _complained = 0.0
-
-    def _complain(self, error: Exception) -> None:
-        """Say once in a while that the journal fails; everything that would be allowed is denied meanwhile."""
-        if time.monotonic() - self._complained > 10.0:
-            self._complained = time.monotonic()
-            say(f"the journal cannot be written, so nothing is let out: {error}")
-
-    # control's own records
-
-    def _note(self, event: Any, sandbox: SandboxState, detail: str) -> None:
-        attempt_id = new_id()
-        record = Record(
-            event=event,
-            sandbox=sandbox.id,
-            attempt_id=attempt_id,
-            root_id=attempt_id,
-            profile=sandbox.profile,
-            policy=sandbox.policy.digest(),
-            labels=sandbox.labels or None,
-            traceparent=sandbox.traceparent,
-            detail=detail,
-        )
-        self._write([record.as_dict()])
-
     def write(self, records: Sequence[dict[str, Any]]) -> None:
         """Write control's own records; a journal that cannot take them is complained of, never fatal."""
-        self._write(records)
-
-    def _write(self, records: Sequence[dict[str, Any]]) -> None:
-        if not records:
-            return
-        try:
-            self._journal.append(records)
-        except Exception as error:  # noqa: BLE001 -- what hangs on these records is not let out by them
-            self._complain(error)
+        self._records.write(records)
 
     # waiting
 

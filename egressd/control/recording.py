@@ -1,0 +1,117 @@
+"""What workers and control record: into the journal, and into what must be known of it later.
+
+Control alone writes the journal. A batch is acknowledged once it is there, or said not to be; what waited for it may not go on
+then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from egressd.control.reconciliation import Found, Kind
+from egressd.control.sandboxes import SandboxState
+from egressd.control.voice import say
+from egressd.journal.ledger import Ledger
+from egressd.journal.record import Event, Record, new_id
+from egressd.journal.writer import BadRecord, Journal
+from egressd.policy.reasons import Reason
+
+_COMPLAIN_AGAIN = 10.0
+
+
+class Recording:
+    """The journal, the ends that are owed, and what the records of each sandbox account for."""
+
+    def __init__(self, journal: Journal) -> None:
+        """Nothing is written yet."""
+        self._journal = journal
+        self._ledger = Ledger()
+        self._found = Found()
+        self._complained = 0.0
+
+    @property
+    def may_block(self) -> bool:
+        """Whether records go to a pipe, whose reader may be slow."""
+        return self._journal.target == "-"
+
+    def begin(self, sandbox_id: str) -> None:
+        """Count the records of this sandbox from now on."""
+        self._found.begin(sandbox_id)
+
+    def recorded(self, sandbox_id: str) -> Mapping[Kind, int]:
+        """Return what the records of a sandbox account for, once nothing more is written of it; later nothing is known of it."""
+        return self._found.end(sandbox_id)
+
+    def append(self, records: Sequence[dict[str, Any]], allowed: Collection[str]) -> bool:
+        """Write a worker's batch; returns whether it is in the journal. Raises BadRecord for what no sound worker sends."""
+        try:
+            self._journal.append(records, allowed_sandboxes=allowed)
+        except BadRecord:
+            raise
+        except Exception as error:  # noqa: BLE001 -- law 1: whatever fails, the batch is not in the journal
+            return self._taken(records, error)
+        return self._taken(records, None)
+
+    async def commit(self, records: Sequence[dict[str, Any]], allowed: Collection[str]) -> bool:
+        """Do as `append` does without holding the loop up."""
+        try:
+            await self._journal.commit(records, allowed_sandboxes=allowed)
+        except asyncio.CancelledError:
+            self._found.feed(records)  # the journal counts them as lost itself
+            raise
+        except BadRecord:
+            raise
+        except Exception as error:  # noqa: BLE001 -- as above
+            return self._taken(records, error)
+        return self._taken(records, None)
+
+    def _taken(self, records: Sequence[dict[str, Any]], error: Exception | None) -> bool:
+        try:
+            self._found.feed(records)  # what the journal could not take it counts as lost itself
+            if error is None:
+                self._ledger.feed(records)
+        except Exception as failure:  # noqa: BLE001 -- what cannot be ended later may not begin
+            error = failure
+        if error is not None:
+            self._complain(error)
+        return error is None
+
+    def _complain(self, error: Exception) -> None:
+        """Say once in a while that the journal fails; everything that would be allowed is denied meanwhile."""
+        if time.monotonic() - self._complained > _COMPLAIN_AGAIN:
+            self._complained = time.monotonic()
+            say(f"the journal cannot be written, so nothing is let out: {error}")
+
+    # control's own records
+
+    def end_all(self, sandbox_ids: set[str], reason: Reason) -> None:
+        """Write the ends that these sandboxes' flows still owe."""
+        self.write(self._ledger.close_all(sandbox_ids, reason))
+
+    def note(self, event: Event, sandbox: SandboxState, detail: str) -> None:
+        """Write what happened to a sandbox."""
+        attempt_id = new_id()
+        record = Record(
+            event=event,
+            sandbox=sandbox.id,
+            attempt_id=attempt_id,
+            root_id=attempt_id,
+            profile=sandbox.profile,
+            policy=sandbox.policy.digest(),
+            labels=sandbox.labels or None,
+            traceparent=sandbox.traceparent,
+            detail=detail,
+        )
+        self.write([record.as_dict()])
+
+    def write(self, records: Sequence[dict[str, Any]]) -> None:
+        """Write control's own records; a journal that cannot take them is complained of, never fatal."""
+        if not records:
+            return
+        try:
+            self._journal.append(records)
+        except Exception as error:  # noqa: BLE001 -- what hangs on these records is not let out by them
+            self._complain(error)
