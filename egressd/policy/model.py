@@ -246,6 +246,9 @@ class Accept(Said):
     mixed_public: Text | None = Field(
         None, alias="mixed-public", description="public_web beside credentials or private ranges"
     )
+    own_keys: Text | None = Field(
+        None, alias="own-keys", description="keys that a sandbox brings go out where a credential is expected"
+    )
 
 
 type Tests = Annotated[list[Test], Field(min_length=1)]
@@ -310,6 +313,9 @@ class ServiceFile(Said):
     reviewed: Day = Field(description="the day on which the hosts below were last compared with the sources")
     sources: Texts = Field(description="where the facts come from")
     risks: Texts | None = Field(None, description="what a sandbox can still do with it")
+    expects: Literal["credential"] | None = Field(
+        None, description="whoever uses it should attach a credential, or the sandbox's own keys go out"
+    )
     parameters: Annotated[dict[Text, Parameter], Field(min_length=1)] | None = None
     entries: Annotated[list[ServiceEntry], Field(min_length=1)]
 

@@ -1,41 +1,56 @@
-"""Credentials as rules see them: that a named one exists, that its own definition covers the rule, that no two meet.
+"""credentials.yaml, read: what each credential is by itself. No problem of this file ever shows a value of it.
 
-The binding lives with the secret (law 7): a rule can only use a credential where the credential's `for:` says so.
+Whoever makes a mistake here may have written a secret where only a reference can stand. So a problem says the place and what to
+write, and shows no more of the file than words that everybody knows, host names and requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from egressd.policy.credential import Binding, CredentialsFile
-from egressd.policy.effective import EffectiveEntry
-from egressd.policy.requests import RequestPattern, parse_request_pattern
-from egressd.rulefiles.document import Document, Node
-from egressd.rulefiles.hosts import read_pattern
-from egressd.rulefiles.overlaps import HostIndex, covers, patterns, request_covers, requests_meet
-from egressd.rulefiles.problems import Code, Findings, Place, Problems
+from egressd.policy.credential import Credential, CredentialsFile
+from egressd.rulefiles import secrets
+from egressd.rulefiles.credential_shape import check_credential
+from egressd.rulefiles.document import Document, Node, Step
+from egressd.rulefiles.hosts import read_pattern, shared_suffix
+from egressd.rulefiles.problems import Code, Findings, Place, Problems, quoted
 from egressd.rulefiles.services import check_request
-from egressd.rulefiles.shape import did_you_mean, fit
+from egressd.rulefiles.shape import Told, fit
 from egressd.rulefiles.yaml import load_document, read_bytes
+
+_EXAMPLE = "rules/credentials.example.yaml shows every source and every way to attach"
+_HINTS = {
+    **dict.fromkeys(("file", "ca"), "the whole path, like /run/secrets/NAME"),
+    "env": "a variable of egressd's own environment, like FORGE_TOKEN",
+    **dict.fromkeys(
+        ("token_url", "iam_url", "address", "endpoint", "server", "api", "authority"),
+        "begin with https://; only a service of this machine may be plain: http://127.0.0.1:8200",
+    ),
+    "source": "exactly one, like `source: {file: /run/secrets/NAME}`",
+    "attach": "exactly one, like `attach: {bearer: true}` or `attach: {header: x-api-key}`",
+    "for": 'like `for: [{hosts: [api.example.com], requests: ["GET /v1/**"]}]`',
+    "schema": "write `schema: 1`",
+    "auth": "exactly one of token, approle, jwt",
+    "credentials": "like `credentials: {forge: {for: [...], source: {...}, attach: {...}}}`",
+    "client_credentials": "strip takes the sandbox's own keys out, deny refuses the request",
+    "bearer": "write `bearer: true`; the secret comes from `source` by itself",
+    "placeholder": "like `placeholder: {variable: API_KEY, prefix: sk-, length: 51, headers: [x-api-key]}`",
+    "command": "a list: [/usr/local/bin/NAME, argument]",
+    "hosts": "a list of names, like [api.example.com]",
+    "requests": 'a list, like ["GET /v1/**"]',
+}
+"""What to write, by the key that is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
     """The credentials file, with the places of what it says."""
 
-    model: CredentialsFile
-    document: Document
-
-
-@dataclass(frozen=True, slots=True)
-class Used:
-    """An effective entry with a credential, and where that is written."""
-
-    entry: EffectiveEntry
-    path: str
-    place: Place
+    model: CredentialsFile = field(repr=False)
+    document: Document = field(repr=False)
 
 
 def load_credentials(path: Path) -> CredentialsFile | Problems:
@@ -47,23 +62,43 @@ def load_credentials(path: Path) -> CredentialsFile | Problems:
 
 
 def read_credentials(content: bytes, path: str, findings: Findings) -> Known | None:
-    """Return the credentials file, or None after adding its problems."""
-    document = load_document(content, path, findings)
+    """Return the credentials file, or None after adding its problems. Total."""
+    document = load_document(content, path, findings, quotes=False)
     if document is None:
         return None
     before = findings.count
-    for place, text in _texts(document.root):
-        if not text.isprintable():
-            findings.add(
-                path, place, Code.BAD_VALUE, "a text holds a control character, or one that nobody sees"
-            )
-    model = fit(document, CredentialsFile, findings, quotes=False)
+    told = _check_texts(document, findings)
+    model = fit(
+        document,
+        CredentialsFile,
+        findings,
+        quotes=False,
+        reword=lambda said, detail: None if said.place in told else _reworded(said, detail),
+    )
     if model is None or findings.count != before:
         return None
     for name, credential in model.credentials.items():
-        for index, binding in enumerate(credential.for_):
-            _check_binding(name, index, binding, document, findings)
+        _check_bindings(name, credential, document, findings)
+        check_credential(name, credential, document, findings)
     return Known(model, document)
+
+
+def _check_texts(document: Document, findings: Findings) -> set[Place]:
+    """Add the problems of single texts, whatever they are for; return their places, of which no more needs to be said."""
+    told: set[Place] = set()
+    for place in secrets.written_secrets(document.root):
+        findings.add(
+            document.path, place, Code.INLINE_SECRET, f"a secret itself: {secrets.NEVER}", secrets.REFER
+        )
+        told.add(place)
+    for place, text in _texts(document.root):
+        if not text.isprintable() and place not in told:
+            message = "a text holds a control character, or one that nobody sees"
+            findings.add(
+                document.path, place, Code.BAD_VALUE, message, "remove it; no text here has two lines"
+            )
+            told.add(place)
+    return told
 
 
 def _texts(root: Node) -> Iterator[tuple[Place, str]]:
@@ -77,97 +112,73 @@ def _texts(root: Node) -> Iterator[tuple[Place, str]]:
         waiting += [*(node.items or ()), *(node.fields or {}).values()]
 
 
-def check_uses(uses: list[Used], known: CredentialsFile | None, findings: Findings) -> None:
-    """Add the problems of every use of a credential in one profile; without a file only its own shape is judged."""
-    for used in uses:
-        _check_use(used, findings)
-        if known is not None and used.entry.credential is not None:
-            _check_known(used, used.entry.credential, known, findings)
-    if known is None and uses:
-        names = ", ".join(sorted({used.entry.credential or "" for used in uses}))
-        first = min(uses, key=lambda used: used.place)
-        message = f"not checked against their definitions: {names}"
-        findings.add(first.path, first.place, Code.CREDENTIAL_UNCHECKED, message, "give --credentials FILE")
-    _check_conflicts(uses, findings)
-
-
-def _check_binding(name: str, index: int, binding: Binding, document: Document, findings: Findings) -> None:
-    for position, host in enumerate(binding.hosts):
-        place = document.place("credentials", name, "for", index, "hosts", position)
-        read_pattern(host, document.path, place, findings, permits=True)
-    for position, request in enumerate(binding.requests):
-        steps = ("credentials", name, "for", index, "requests", position)
-        check_request(request, document.path, document, steps, findings)
-
-
-def _check_use(used: Used, findings: Findings) -> None:
-    entry = used.entry
-    if entry.schemes != ("https",):
-        hint = "leave http out; a credential is attached over verified https only"
-        findings.add(
-            used.path,
-            used.place,
-            Code.CREDENTIAL_CONSTRAINT,
-            "`credential` with a scheme other than https",
-            hint,
+def _reworded(said: Told, detail: Mapping[str, Any]) -> Told:
+    """Say what does not fit without a word of the file, and always with a way out."""
+    kind, steps, given = detail["type"], detail["loc"], detail["input"]
+    last = str(steps[-1]) if steps else ""
+    if kind == "extra_forbidden":
+        return _unknown(said, last, given)
+    if said.code is Code.BAD_ID:
+        return replace(
+            said, message="a name has small letters, digits and single hyphens", hint="like forge-read"
         )
-    if not entry.hosts:
-        message = "`credential` without hosts: what it is for is said by name"
-        findings.add(used.path, used.place, Code.CREDENTIAL_CONSTRAINT, message)
-    if not entry.requests:
-        via = f" (nor does {entry.via})" if entry.via else ""
-        hint = "name the requests that may carry it"
-        findings.add(
-            used.path, used.place, Code.CREDENTIAL_CONSTRAINT, f"`credential` without `requests`{via}", hint
-        )
-    if entry.treatment != "inspect":
-        message = (
-            f"`credential` needs an inspected connection; {entry.via or 'this one'} is a {entry.treatment}"
-        )
-        findings.add(used.path, used.place, Code.CREDENTIAL_CONSTRAINT, message)
+    named = [step for step in steps if isinstance(step, str) and step != "[key]"]
+    hint = (
+        _HINTS.get(named[-1], _EXAMPLE) if named else f"begin with `schema: 1` and `credentials:`; {_EXAMPLE}"
+    )
+    if kind in ("model_type", "model_attributes_type", "dict_type") and isinstance(given, str):
+        message = f"expected a mapping, found a text: {secrets.NEVER}"
+        if detail.get("ctx", {}).get("class_name") == "SecretRef":
+            return replace(said, code=Code.INLINE_SECRET, message=message, hint=secrets.REFER)
+        return replace(said, message=message, hint=hint)
+    message = said.message.removeprefix("this: ")
+    return replace(
+        said, message=f"no such `{last}`" if message == "this" else message, hint=_own(said, kind) or hint
+    )
 
 
-def _check_known(used: Used, name: str, known: CredentialsFile, findings: Findings) -> None:
-    credential = known.credentials.get(name)
-    if credential is None:
-        names = sorted(known.credentials)
-        message = f"there is no credential {name!r}{did_you_mean(name, names)}"
-        findings.add(used.path, used.place, Code.UNKNOWN_CREDENTIAL, message, f"known: {', '.join(names)}")
-        return
-    for host in patterns(used.entry.hosts):
-        bindings = [
-            binding
-            for binding in credential.for_
-            if any(covers(wide, host) for wide in patterns(binding.hosts))
-        ]
-        bound = [request for binding in bindings for request in _parsed(binding.requests)]
-        for request in _parsed(used.entry.requests):
-            if not any(request_covers(wide, request) for wide in bound):
-                shown = f"{'*.' if host.wildcard else ''}{'.'.join(host.name)}"
-                message = f"{name!r} is not for {request.text!r} at {shown}"
-                hint = "widen the credential's `for:`, or narrow this entry"
-                findings.add(used.path, used.place, Code.CREDENTIAL_NOT_COVERED, message, hint)
-                return
+def _own(said: Told, kind: str) -> str:
+    """The hint that was there already, where it says more than the key's own and holds nothing of the file."""
+    return said.hint if kind in ("literal_error", "missing", "too_short", "string_too_short") else ""
 
 
-def _parsed(texts: Iterable[str]) -> list[RequestPattern]:
-    found = (parse_request_pattern(text) for text in texts)
-    return [pattern for pattern in found if isinstance(pattern, RequestPattern)]
+def _unknown(said: Told, key: str, given: object) -> Told:
+    shown = quoted(key) if secrets.is_word(key) else "a key that nothing here is called"
+    if secrets.says_secret(key) and not isinstance(given, dict | list):
+        return replace(said, code=Code.INLINE_SECRET, message=f"{shown}: {secrets.NEVER}", hint=secrets.REFER)
+    near = said.message[said.message.index(" (did you mean") :] if " (did you mean" in said.message else ""
+    return replace(said, message=f"{shown}{near}", hint=said.hint or _EXAMPLE)
 
 
-def _check_conflicts(uses: list[Used], findings: Findings) -> None:
-    """Two credentials for one request: which one went out would hang on the order of a file."""
-    index = HostIndex(used.entry for used in uses)
-    order = {id(used.entry): position for position, used in enumerate(uses)}
-    for position, used in enumerate(uses):
-        told: set[str] = set()
-        for pattern in patterns(used.entry.hosts):
-            for other in index.meeting(pattern):
-                earlier = order[id(other)] < position
-                if not earlier or other.credential == used.entry.credential or other.id in told:
-                    continue
-                if requests_meet(used.entry, other):
-                    told.add(other.id)
-                    message = f"{used.entry.credential!r} here and {other.credential!r} at {other.place} for one request"
-                    hint = "let their requests or hosts differ"
-                    findings.add(used.path, used.place, Code.CREDENTIAL_CONFLICT, message, hint)
+def _check_bindings(name: str, credential: Credential, document: Document, findings: Findings) -> None:
+    for index, binding in enumerate(credential.for_):
+        where: tuple[Step, ...] = ("credentials", name, "for", index)
+        for position, host in enumerate(binding.hosts):
+            place = document.place(*where, "hosts", position)
+            _check_host(host, document.path, place, findings)
+            if credential.attach.sigv4 is None and (suffix := shared_suffix(host)) is not None:
+                message = f"{quoted(host)} covers names that anybody can get at {suffix}; whoever has one gets the secret"
+                findings.add(
+                    document.path, place, Code.SHARED_SUFFIX, message, "name the hosts that are needed"
+                )
+        for position, request in enumerate(binding.requests):
+            apart = Findings()
+            shown = secrets.shows_request(request)
+            check_request(
+                request, document.path, document, (*where, "requests", position), findings if shown else apart
+            )
+            _withheld(apart, "this is no request", 'like "GET,HEAD /path/**"', findings)
+
+
+def _check_host(host: str, path: str, place: Place, findings: Findings) -> None:
+    apart = Findings()
+    read_pattern(host, path, place, findings if secrets.shows_host(host) else apart, permits=True)
+    _withheld(
+        apart, "this is no host in normal form", "a name in small letters, like api.example.com", findings
+    )
+
+
+def _withheld(apart: Findings, message: str, hint: str, findings: Findings) -> None:
+    """Add problems whose own words would show what may be a secret."""
+    for problem in apart.errors:
+        findings.add(problem.path, Place(problem.line, problem.column), problem.code, message, hint)

@@ -16,6 +16,7 @@ from egressd.policy.compile import CompiledPolicy, compile_policy
 from egressd.policy.credential import CredentialsFile
 from egressd.policy.effective import EffectiveEntry, EffectivePolicy
 from egressd.policy.model import OrganisationFile, ProfileFile, ServiceFile, Test
+from egressd.rulefiles.bindings import check_spread
 from egressd.rulefiles.claims import Claims, check_claims
 from egressd.rulefiles.credentials import Known, read_credentials
 from egressd.rulefiles.document import Document
@@ -32,14 +33,19 @@ from egressd.rulefiles.yaml import parse_model, read_bytes
 class Rules:
     """A rules folder that is sound and whose tests hold; immutable, to be swapped whole.
 
-    `credentials` is what the credentials file that it was judged with says, None where it was judged without.
+    `known` is the credentials file that it was judged with, None where it was judged without.
     """
 
     source: RuleSource
     policies: dict[str, CompiledPolicy]
     warnings: tuple[Problem, ...] = ()
     tests: int = 0
-    credentials: CredentialsFile | None = None
+    known: Known | None = None
+
+    @property
+    def credentials(self) -> CredentialsFile | None:
+        """What the credentials file says."""
+        return self.known.model if self.known is not None else None
 
     @property
     def digest(self) -> str:
@@ -92,6 +98,7 @@ def load_source(
     if credentials is not None:
         folder.read_known(credentials, credentials_name)
     folder.read()
+    folder.settle()
     if folder.findings.count:
         return folder.findings.problems()
     policies = {profile: compile_policy(effective) for profile, effective in folder.profiles.items()}
@@ -102,7 +109,7 @@ def load_source(
         return failed
     warnings = tuple(sorted(folder.findings.warnings))
     tests = sum(len(claims.tests) for claims in folder.claims)
-    return Rules(source, policies, warnings, tests, folder.known.model if folder.known is not None else None)
+    return Rules(source, policies, warnings, tests, folder.known)
 
 
 @dataclass(slots=True)
@@ -113,15 +120,13 @@ class _Folder:
     findings: Findings
     today: dt.date
     known: Known | None = None
+    beside: Findings = field(default_factory=Findings)
     profiles: dict[str, EffectivePolicy] = field(default_factory=dict)
     claims: list[Claims] = field(default_factory=list)
 
     def read_known(self, content: bytes, name: str) -> None:
         """Read the credentials file, which lies outside the folder and is shown by its own name."""
-        apart = Findings()
-        self.known = read_credentials(content, name, apart)
-        self.findings.errors += apart.errors
-        self.findings.left_out += apart.left_out
+        self.known = read_credentials(content, name, self.beside)
 
     def read(self) -> None:
         """Read lists, services, the organisation file and the profiles, in the order of what they refer to."""
@@ -156,6 +161,15 @@ class _Folder:
     @property
     def _definitions(self) -> CredentialsFile | None:
         return self.known.model if self.known is not None else None
+
+    def settle(self) -> None:
+        """Judge the credentials file by all that the profiles use of it, and add what was found in it."""
+        if self.known is not None and not self.findings.count:
+            entries = [entry for effective in self.profiles.values() for entry in effective.entries]
+            check_spread(self.known, entries, self.beside)
+        self.findings.errors += self.beside.errors
+        self.findings.warnings += self.beside.warnings
+        self.findings.left_out += self.beside.left_out
 
     def _services(self, lists: dict[str, tuple[str, ...]]) -> dict[str, Service]:
         services: dict[str, Service] = {}

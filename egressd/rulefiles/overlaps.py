@@ -5,13 +5,19 @@ Used where two entries may not contradict each other. An answer "they meet" may 
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from egressd.policy.attempt import Name
 from egressd.policy.effective import EffectiveEntry
 from egressd.policy.names import HostPattern, parse_pattern
+from egressd.policy.paths import Target
 from egressd.policy.requests import RequestPattern, parse_request_pattern
+
+_ANY = "\x01"
+_MOST_SAMPLES = 2000
 
 
 class HostIndex:
@@ -64,7 +70,7 @@ def requests_meet(one: EffectiveEntry, other: EffectiveEntry) -> bool:
 
 
 def request_covers(wide: RequestPattern, narrow: RequestPattern) -> bool:
-    """Return whether `wide` surely covers `narrow`: the same path, or one under its `/**`, and every method."""
+    """Return whether `wide` surely covers `narrow`: every path, every method, and the same query or any."""
     if wide.query is not None and wide.query != narrow.query:
         return False
     if narrow.websocket and not wide.websocket:
@@ -73,8 +79,28 @@ def request_covers(wide: RequestPattern, narrow: RequestPattern) -> bool:
         return False
     if wide.path.text == narrow.path.text or wide.path.is_everything:
         return True
-    stem = wide.path.text.removesuffix("**")
-    return stem != wide.path.text and "*" not in stem and narrow.path.text.startswith(stem)
+    samples = _samples(narrow.path.text, wide.path.text.count("/") + 2)
+    return samples is not None and all(wide.path.allows(Target(sample)) for sample in samples)
+
+
+def _samples(path: str, most: int) -> Iterator[str] | None:
+    """Return paths that stand for all that the pattern `path` takes; None for one with too many `**` to try.
+
+    A `*` becomes a letter that no pattern spells, so that only a wild part of another pattern takes it, and whatever takes it
+    takes any text. A `**` becomes that letter in each number of segments: beyond as many as the other pattern has, one more
+    changes nothing.
+    """
+    *front, last = path[1:].split("/")
+    runs: list[list[list[str]]] = []
+    for segment in front:
+        wild = [[_ANY] * number for number in range(most + 1)]
+        runs.append(wild if segment == "**" else [[segment.replace("*", _ANY)]])
+    ends = [[_ANY] * number for number in range(1, most + 1)]
+    ends += [[*end[:-1], ""] for end in ends]
+    runs.append(ends if last == "**" else [[last.replace("*", _ANY)]])
+    if math.prod(map(len, runs)) > _MOST_SAMPLES:
+        return None
+    return ("/" + "/".join(itertools.chain(*chosen)) for chosen in itertools.product(*runs))
 
 
 def _requests(entry: EffectiveEntry) -> Iterator[RequestPattern]:

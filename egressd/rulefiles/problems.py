@@ -86,6 +86,9 @@ class Code(StrEnum):
     CREDENTIAL_NOT_COVERED = "credential_not_covered"
     CREDENTIAL_CONSTRAINT = "credential_constraint"
     CREDENTIAL_CONFLICT = "credential_conflict"
+    INLINE_SECRET = "inline_secret"  # noqa: S105 -- the name of a problem
+    ATTACH_MISFIT = "attach_misfit"
+    PLACEHOLDER_COLLISION = "placeholder_collision"
     # the files' own tests
     BAD_TEST = "bad_test"
     UNKNOWN_RULE = "unknown_rule"
@@ -95,11 +98,25 @@ class Code(StrEnum):
     TEST_EXPIRED = "test_expired"
     SHARED_SUFFIX = "shared_suffix"
     CREDENTIAL_UNCHECKED = "credential_unchecked"
+    CREDENTIAL_UNUSED = "credential_unused"
+    CREDENTIAL_WIDE = "credential_wide"
+    CREDENTIAL_MISSING = "credential_missing"
+    ATTACH_DOUBTFUL = "attach_doubtful"
     COVERT_CAPACITY = "covert_capacity"
 
 
 WARNINGS = frozenset(
-    {Code.EXPIRED, Code.TEST_EXPIRED, Code.SHARED_SUFFIX, Code.CREDENTIAL_UNCHECKED, Code.COVERT_CAPACITY}
+    {
+        Code.EXPIRED,
+        Code.TEST_EXPIRED,
+        Code.SHARED_SUFFIX,
+        Code.CREDENTIAL_UNCHECKED,
+        Code.CREDENTIAL_UNUSED,
+        Code.CREDENTIAL_WIDE,
+        Code.CREDENTIAL_MISSING,
+        Code.ATTACH_DOUBTFUL,
+        Code.COVERT_CAPACITY,
+    }
 )
 
 

@@ -16,7 +16,7 @@ from egressd.policy.model import (
     PermittingEntry,
     ProfileFile,
 )
-from egressd.rulefiles.credentials import Used, check_uses
+from egressd.rulefiles.bindings import Bare, Used, check_bare, check_uses
 from egressd.rulefiles.document import Document
 from egressd.rulefiles.entries import EXFIL_SINKS, AnyEntry, Library, Reader, check_limits, reaches_private
 from egressd.rulefiles.overlaps import HostIndex, patterns
@@ -69,7 +69,10 @@ def read_profile(
     _check_public_web(model, written, reader)
     _check_denied_requests(written, above, reader)
     _check_expiry(written, reader, today)
-    check_uses(list(_uses(written, document)), credentials, findings)
+    uses = list(_uses(written, document))
+    check_uses(uses, credentials, findings)
+    if model.accept is None or model.accept.own_keys is None:
+        check_bare(list(_bare(written, reader)), uses, credentials, findings)
     sinks = list(_sinks(written, reader))
     return EffectivePolicy(
         profile=model.profile,
@@ -224,3 +227,14 @@ def _uses(written: list[Written], document: Document) -> Iterator[Used]:
         place = document.place(one.effect, one.index, "credential")
         for entry in one.entries:
             yield Used(entry, document.path, place)
+
+
+def _bare(written: list[Written], reader: Reader) -> Iterator[Bare]:
+    for one in written:
+        if not isinstance(one.said, PermittingEntry) or one.said.credential is not None:
+            continue
+        service = reader.library.services.get(one.said.service or "")
+        expects = service.model.service if service is not None and service.model.expects else None
+        place = reader.document.place(one.effect, one.index)
+        for entry in one.entries:
+            yield Bare(entry, reader.document.path, place, expects)

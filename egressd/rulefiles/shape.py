@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAliasType, get_args
+from dataclasses import dataclass
+from typing import Any, TypeAliasType, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from egressd.policy.model import UnfitError
 from egressd.rulefiles.document import Document, Step
-from egressd.rulefiles.problems import Code, Findings, quoted
+from egressd.rulefiles.problems import Code, Findings, Place, quoted
 
 _MEANT = {
     "host": "hosts",
@@ -44,6 +45,27 @@ _MEANT = {
 }
 """What people type who know another tool."""
 
+_MEANT_OF_CREDENTIALS = {
+    **dict.fromkeys(("variable", "environment", "envvar"), "env"),
+    **dict.fromkeys(("path", "filename", "from_file"), "file"),
+    **dict.fromkeys(("command", "cmd", "shell", "run", "script"), "exec"),
+    **dict.fromkeys(("oauth", "oidc", "client_credentials", "jwt"), "oauth2"),
+    **dict.fromkeys(("github", "gh", "githubapp"), "github_app"),
+    **dict.fromkeys(("aws", "sts", "assume_role"), "aws_sts"),
+    **dict.fromkeys(("google", "gcloud"), "gcp"),
+    **dict.fromkeys(("entra", "microsoft"), "azure"),
+    **dict.fromkeys(("openbao", "bao", "hashicorp", "hvac"), "vault"),
+    **dict.fromkeys(("k8s", "service_account"), "kubernetes"),
+    **dict.fromkeys(("headers", "field"), "header"),
+    **dict.fromkeys(("authorization", "auth"), "bearer"),
+    **dict.fromkeys(("param", "parameter"), "query"),
+    **dict.fromkeys(("cookies",), "cookie"),
+    **dict.fromkeys(("aws4", "signature", "sign"), "sigv4"),
+    **dict.fromkeys(("dummy", "replace"), "placeholder"),
+    **dict.fromkeys(("binding", "bindings", "allowed"), "for"),
+}
+"""The same of credentials.yaml, whose words are others."""
+
 _EXPECTED = {
     "string_type": "a text",
     "int_type": "a whole number",
@@ -56,8 +78,27 @@ _EXPECTED = {
 }
 
 
+type Reword = Callable[[Told, Mapping[str, Any]], Told | None]
+"""Says it in other words, given pydantic's own account of it; None leaves it out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What does not fit, as it will be shown."""
+
+    place: Place
+    code: Code
+    message: str
+    hint: str = ""
+
+
 def fit[M: BaseModel](
-    document: Document, model: type[M], findings: Findings, *, quotes: bool = True
+    document: Document,
+    model: type[M],
+    findings: Findings,
+    *,
+    quotes: bool = True,
+    reword: Reword | None = None,
 ) -> M | None:
     """Return the document as `model`, or None after adding a problem for all that does not fit. Total.
 
@@ -67,7 +108,11 @@ def fit[M: BaseModel](
         return model.model_validate(document.data)
     except ValidationError as error:
         for detail in error.errors(include_url=False):
-            _report(detail, document, model, findings, quoted if quotes else _unsaid)
+            told: Told | None = _told(detail, document, model, quoted if quotes else _unsaid)
+            if reword is not None and told is not None:
+                told = reword(told, detail)
+            if told is not None:
+                findings.add(document.path, told.place, told.code, told.message, told.hint)
         return None
 
 
@@ -77,8 +122,9 @@ def _unsaid(_: object) -> str:
 
 def close_to(word: str, known: list[str]) -> str | None:
     """Return the known word that was most likely meant."""
-    if _MEANT.get(word) in known:
-        return _MEANT[word]
+    for meant in (_MEANT, _MEANT_OF_CREDENTIALS):
+        if meant.get(word) in known:
+            return meant[word]
     near = difflib.get_close_matches(word[:64], known, n=1, cutoff=0.6)
     return near[0] if near else None
 
@@ -89,20 +135,15 @@ def did_you_mean(word: str, known: list[str]) -> str:
     return f" (did you mean {near!r}?)" if near else ""
 
 
-def _report(
-    detail: Mapping[str, Any],
-    document: Document,
-    model: type[BaseModel],
-    findings: Findings,
-    show: Callable[[object], str],
-) -> None:
+def _told(
+    detail: Mapping[str, Any], document: Document, model: type[BaseModel], show: Callable[[object], str]
+) -> Told:
     steps = tuple(detail["loc"])
     kind = detail["type"]
     place = document.place(*steps)
-    if kind == "extra_forbidden":
-        place = document.key_place(*steps)
-    code, message, hint = _explained(detail, kind, steps, model, show)
-    findings.add(document.path, place, code, message, hint)
+    if kind == "extra_forbidden" or steps[-1:] == ("[key]",):  # so pydantic ends the way to a key
+        place = document.key_place(*steps[: steps.index("[key]") if "[key]" in steps else None])
+    return Told(place, *_explained(detail, kind, steps, model, show))
 
 
 def _explained(
@@ -176,14 +217,25 @@ def _type_hint(kind: str, value: object, show: Callable[[object], str]) -> str:
 def _known_keys(model: type[BaseModel], steps: tuple[Step, ...]) -> list[str]:
     """Return the keys of the mapping at the end of the steps."""
     here: type[BaseModel] | None = model
+    free = False
     for step in steps:
-        if here is None or not isinstance(step, str):
-            continue  # an index, or a key of a free mapping: the model inside is already the one that counts
+        if here is None or not isinstance(step, str) or free:
+            free = (
+                False  # an index, or a key of a free mapping: the model inside is already the one that counts
+            )
+            continue
         for name, info in here.model_fields.items():
             if step in (name, info.alias):
-                here = _model_in(info.annotation)
+                here, free = _model_in(info.annotation), _is_free(info.annotation)
                 break
     return [info.alias or name for name, info in here.model_fields.items()] if here is not None else []
+
+
+def _is_free(annotation: Any) -> bool:  # see _model_in
+    """Whether a value of this type is a mapping whose keys the file's writer chooses."""
+    if isinstance(annotation, TypeAliasType):
+        return _is_free(annotation.__value__)
+    return get_origin(annotation) is dict or any(_is_free(part) for part in get_args(annotation))
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:  # annotations are objects of many kinds

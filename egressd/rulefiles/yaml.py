@@ -24,13 +24,16 @@ MOST_BYTES = 4 * 1024 * 1024
 MOST_DEPTH = 32
 
 
-def load_document(content: bytes, path: str, findings: Findings) -> Document | None:
-    """Return the document in `content`, or None after adding its problems to `findings`. Total."""
+def load_document(content: bytes, path: str, findings: Findings, *, quotes: bool = True) -> Document | None:
+    """Return the document in `content`, or None after adding its problems to `findings`. Total.
+
+    `quotes` as in `fit`.
+    """
     text = _text(content, path, findings)
     if text is None:
         return None
     before = findings.count
-    builder = _Builder(path, findings)
+    builder = _Builder(path, findings, quotes)
     try:
         for event in yaml.parse(text, Loader=yaml.CSafeLoader):
             if not builder.take(event) or findings.left_out > MOST:
@@ -63,7 +66,7 @@ def parse_model[M: BaseModel](
 
     `quotes` as in `fit`.
     """
-    document = load_document(content, path, findings)
+    document = load_document(content, path, findings, quotes=quotes)
     if document is None:
         return None
     value = fit(document, model, findings, quotes=quotes)
@@ -185,6 +188,7 @@ class _Builder:
 
     path: str
     findings: Findings
+    quotes: bool = True
     root: Node | None = None
     documents: int = 0
     stack: list[_Open] = field(default_factory=list)
@@ -198,7 +202,7 @@ class _Builder:
             self._note(
                 place,
                 Code.ALIAS,
-                f"the alias {quoted(event.anchor)}",
+                f"the alias{self._named(event.anchor)}",
                 "write the value out; a text that begins with * needs quotes",
             )
             self._put(Node(place, scalar=""), is_key=False)
@@ -231,14 +235,14 @@ class _Builder:
             self._note(
                 place,
                 Code.ALIAS,
-                f"the anchor {quoted(event.anchor)}",
+                f"the anchor{self._named(event.anchor)}",
                 "write the value out where it is needed",
             )
         if event.tag is not None:
             self._note(
                 place,
                 Code.TAG,
-                f"the tag {quoted(event.tag)}",
+                f"the tag{self._named(event.tag)}",
                 "remove it; values have the types that the rules expect",
             )
 
@@ -261,7 +265,7 @@ class _Builder:
         top = self.stack[-1] if self.stack else None
         is_key = top is not None and top.node.fields is not None and not top.wants_value
         if isinstance(value, Surprise):
-            self._note(place, Code.AMBIGUOUS_VALUE, f"{quoted(text)} can be read as {value.reads}", value.fix)
+            self._note(place, Code.AMBIGUOUS_VALUE, *self._doubt(text, value))
             value = text
         elif value is None and not is_key and (self.stack or text):
             self._note(
@@ -276,7 +280,7 @@ class _Builder:
             self._note(
                 place,
                 Code.BAD_KEY,
-                f"the key {quoted(text)} is not a word",
+                f"the key{self._named(text)} is not a word",
                 "put it in quotes if it is meant",
             )
             value = text
@@ -308,12 +312,20 @@ class _Builder:
             self._note(
                 top.place,
                 Code.DUPLICATE_KEY,
-                f"{quoted(top.key)} stands here a second time (first in line {first})",
+                f"{quoted(top.key) if self.quotes else 'the key'} stands here a second time (first in line {first})",
                 "join the two; readers of YAML disagree on which one counts",
             )
             return
         fields[top.key] = node
         top.node.keys[top.key] = top.place
+
+    def _named(self, text: object) -> str:
+        return f" {quoted(text)}" if self.quotes else ""
+
+    def _doubt(self, text: str, value: Surprise) -> tuple[str, str]:
+        if self.quotes:
+            return f"{quoted(text)} can be read as {value.reads}", value.fix
+        return "readers of YAML disagree on what this is", "put it in quotes if the text is meant"
 
     def _note(self, place: Place, code: Code, message: str, hint: str = "") -> None:
         self.findings.add(self.path, place, code, message, hint)

@@ -73,6 +73,31 @@ def test_what_is_said_to_be_covered_is(wide: str, narrow: str, target: str) -> N
 
 
 @pytest.mark.parametrize(
+    ("wide", "narrow", "is_covered"),
+    [
+        ("GET /acme/*/info", "GET /acme/tools/info", True),
+        ("GET /acme/*/info", "GET /acme/t*/info", True),
+        ("GET /acme/t*/info", "GET /acme/*/info", False),
+        ("GET /*/**", "GET /a/**", True),
+        ("GET /a/*", "GET /a/**", False),
+        ("GET /a/**/c", "GET /a/*/b/c", True),
+        ("GET /a/**/c", "GET /a/b/c/d", False),
+        ("GET /a/**", "GET /a/x/**/y/**", True),
+        ("GET /a/*/**", "GET /a/**", False),
+        ("GET /a/**", "GET /a", False),
+        ("GET /*", "GET /a%2Fb", False),
+        ("GET,POST /a", "GET /a", True),
+        ("GET /a", "GET,POST /a", False),
+        ("ANY /a", "WEBSOCKET /a", False),
+        ("GET /a", "GET /a?k=v", True),
+        ("GET /a?k=v", "GET /a", False),
+    ],
+)
+def test_a_request_covers_another_where_it_takes_all_of_it(wide: str, narrow: str, is_covered: bool) -> None:
+    assert request_covers(pattern(wide), pattern(narrow)) is is_covered
+
+
+@pytest.mark.parametrize(
     ("one", "other", "meet"),
     [
         (entry(requests=("GET /a",)), entry(requests=("POST /a",)), False),

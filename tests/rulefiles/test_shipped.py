@@ -21,7 +21,7 @@ NOON = 1_796_126_400.0  # 2026-12-01T12:00Z
 
 @pytest.fixture(scope="module")
 def rules() -> Rules:
-    found = load_rules(RULES, now=NOON, credentials=RULES / "credentials.example.yaml")
+    found = load_rules(RULES, now=NOON)
     assert isinstance(found, Rules), str(found)
     return found
 
