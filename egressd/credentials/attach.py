@@ -16,7 +16,7 @@ from enum import Enum, auto
 from typing import Final
 from urllib.parse import quote
 
-from egressd.credentials import issuing, placeholders
+from egressd.credentials import issuing, placeholders, sigv4
 from egressd.credentials.lease import AwsKeys, Lease, Token
 from egressd.credentials.slots import AWS_QUERY, QUERY, Cleared, Field, clear, fold, fold_parameter
 from egressd.policy.credential import Attach
@@ -57,6 +57,13 @@ class Body(Enum):
     """Its signed chunks are signed anew, one by one."""
 
 
+_BODIES: Final = {
+    sigv4.Payload.KEPT: Body.PASSES,
+    sigv4.Payload.WHOLE: Body.WHOLE,
+    sigv4.Payload.CHUNKS: Body.CHUNKS,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A request without any key of its sandbox; `taken` names the slots that held one. There is no secret in it."""
@@ -75,6 +82,8 @@ class Attached:
     target: str
     fields: tuple[Field, ...]
     judged: str
+    seed: sigv4.Seed | None = None
+    """What the body's chunks are signed from."""
 
     def __repr__(self) -> str:
         """Tell nothing of it."""
@@ -97,7 +106,7 @@ def prepare(
     name = lease.attach.path
     if name is not None and _place(name, target) is None:
         return Refused(Reason.CREDENTIAL_SLOT_MISSING, f"{{{name}}} stands not exactly once in the path")
-    body = _body_of(lease, has_body=has_body)
+    body = _body_of(lease, method, fields) if has_body else Body.PASSES
     return body if isinstance(body, Refused) else Prepared(target, fields, body, cleared.found)
 
 
@@ -118,16 +127,16 @@ def _keep(lease: Lease, target: str, fields: tuple[Field, ...]) -> placeholders.
 
 def attach(
     lease: Lease,
-    host: str,  # noqa: ARG001 -- for signatures, which are not made yet
-    method: str,  # noqa: ARG001 -- as above
+    host: str,
+    method: str,
     target: str,
     fields: tuple[Field, ...],
     now: float,
-    payload: bytes | None = None,  # noqa: ARG001 -- as above
+    payload: bytes = b"",
 ) -> Attached | Refused:
     """Return a prepared request with the credential in it, at `now` (Unix seconds); `host` is its authority as it is sent.
 
-    `payload` is the body where it was to be kept whole.
+    `payload` is the body where it was to be kept whole, empty where there is none.
     """
     if lease.expires is not None and now >= lease.expires:
         return Refused(Reason.CREDENTIAL_UNAVAILABLE, "the lease has expired")
@@ -135,17 +144,32 @@ def attach(
     if way.sigv4 is not None:
         if not isinstance(material, AwsKeys):
             return Refused(Reason.CREDENTIAL_UNAVAILABLE, "a signature needs AWS keys")
-        return Refused(Reason.CREDENTIAL_UNAVAILABLE, "nothing signs yet")
+        if not lease.token_requests and (found := issuing.body_issues(payload)) is not None:
+            return Refused(Reason.TOKEN_REQUEST, found)
+        signed = sigv4.sign(
+            material,
+            way.sigv4.service,
+            way.sigv4.region,
+            method=method,
+            host=host,
+            target=target,
+            fields=fields,
+            now=now,
+            body=payload,
+        )
+        if isinstance(signed, sigv4.Unsignable):
+            return Refused(Reason.UNSIGNABLE, signed.detail)
+        return Attached(signed.target, signed.fields, signed.target, signed.seed)
     if not isinstance(material, Token):
         return Refused(Reason.CREDENTIAL_UNAVAILABLE, "AWS keys are for signatures alone")
     secret = material.value.get_secret_value()
     if not _fits(way, secret):
         return Refused(Reason.CREDENTIAL_UNAVAILABLE, "the secret does not fit into its slot")
     if way.placeholder is not None:
-        found = placeholders.replace(way.placeholder, lease.placeholder or "", secret, target, fields)
-        if isinstance(found, str):
-            return Refused(Reason.CREDENTIAL_SLOT_MISSING, found)
-        return Attached(*found, found[0])
+        replaced = placeholders.replace(way.placeholder, lease.placeholder or "", secret, target, fields)
+        if isinstance(replaced, str):
+            return Refused(Reason.CREDENTIAL_SLOT_MISSING, replaced)
+        return Attached(*replaced, judged=replaced[0])
     if way.query is not None:
         return _in_query(way.query, secret, target, fields)
     if way.path is not None:
@@ -209,10 +233,18 @@ def _coding(accepted: bytes) -> bytes:
     return b"identity"
 
 
-def _body_of(lease: Lease, *, has_body: bool) -> Body | Refused:
+def _body_of(lease: Lease, method: str, fields: tuple[Field, ...]) -> Body | Refused:
     if lease.attach.sigv4 is None:
         return Body.PASSES
-    return Refused(Reason.UNSIGNABLE, "nothing signs yet") if has_body else Body.PASSES
+    payload = sigv4.payload_of(lease.attach.sigv4.service, method, fields)
+    if isinstance(payload, sigv4.Unsignable):
+        return Refused(Reason.UNSIGNABLE, payload.detail)
+    if payload is sigv4.Payload.WHOLE and any(
+        fold(name) == "content-length" and (not value.isdigit() or int(value[:18]) > WHOLE_MOST)
+        for name, value in fields
+    ):
+        return Refused(Reason.UNSIGNABLE, f"a body of more than {WHOLE_MOST} bytes")
+    return _BODIES[payload]
 
 
 def _field(way: Attach, secret: str) -> Field | Refused:

@@ -36,4 +36,6 @@ class Sandbox:
     revoked: bool = False
     placeholders: dict[str, str] = field(default_factory=dict)
     """What the sandbox holds in the place of a key, by credential."""
+    signing: int = 0
+    """Bytes of bodies that are kept to be signed."""
     denials: Denials = field(default_factory=Denials)

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from dataclasses import dataclass
 from typing import Final
 
 from mitmproxy import http
 
 from egressd.credentials import attach, placeholders
 from egressd.credentials.attach import Refused
+from egressd.credentials.sigv4 import Seed
 from egressd.gate.inspector.exchange import Exchange
 from egressd.gate.leases import Asked
 from egressd.policy.attempt import Decision, RequestAttempt
@@ -87,15 +89,25 @@ def _asked(sandbox: str, credential: str, attempt: RequestAttempt) -> Asked:
     )
 
 
-def seal(exchange: Exchange, request: http.Request, payload: bytes | None = None) -> http.Request | Refused:
-    """Return the request as its bytes go upstream; the result is written and not kept.
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A request as its bytes go upstream, written and not kept; `seed` is what the chunks of its body are signed from."""
+
+    request: http.Request
+    seed: Seed | None = None
+
+
+def seal(exchange: Exchange, request: http.Request, payload: bytes = b"") -> Sealed | Refused:
+    """Return the request as its bytes go upstream.
 
     `payload` is the body where it was kept to be signed. The lease is the exchange's; a request that no credential goes with is
     returned as it is.
     """
     lease = exchange.lease
     if lease is None:
-        return request if exchange.credential is None else Refused(Reason.CREDENTIAL_UNAVAILABLE, "bare")
+        if exchange.credential is not None:
+            return Refused(Reason.CREDENTIAL_UNAVAILABLE, "bare")
+        return Sealed(request)
     assert exchange.bound is not None
     assert exchange.attempt is not None
     now, sandbox, data = time.time(), exchange.connection.sandbox, request.data
@@ -115,7 +127,7 @@ def seal(exchange: Exchange, request: http.Request, payload: bytes | None = None
         ):  # it is the secret, or the slots that were cleared, that make another request of it
             return Refused(Reason.CREDENTIAL_UNAVAILABLE, "the rules do not allow the final bytes")
         return Refused(Reason.POLICY_CHANGED, "judged on the final bytes")
-    return _with(request, attached.target, attached.fields)
+    return Sealed(_with(request, attached.target, attached.fields), attached.seed)
 
 
 def _with(request: http.Request, target: str, fields: tuple[tuple[bytes, bytes], ...]) -> http.Request:

@@ -8,6 +8,8 @@ from mitmproxy import http
 
 from egressd.credentials import attach, placeholders
 from egressd.credentials.attach import Body, Refused
+from egressd.credentials.sigv4 import Unsignable
+from egressd.credentials.sigv4_chunks import ChunkResigner
 from egressd.gate.inspector.credential import seal
 from egressd.gate.inspector.exchange import Exchange
 from egressd.policy.reasons import Reason
@@ -15,9 +17,13 @@ from egressd.policy.reasons import Reason
 WATCHED: Final = 64 * 1024
 """Bytes at the beginning of a body in which placeholders are looked for."""
 
+SIGNING_MOST: Final = 64 * 1024 * 1024
+"""Bytes of bodies that wait to be signed, in all of a sandbox."""
+
 _LONGEST: Final = 512
 """Characters of the longest placeholder."""
 
+_UNSEALED: Final = Unsignable("its head is not made")
 LEAK: Final = Refused(Reason.PLACEHOLDER_LEAK, "the body")
 
 
@@ -54,6 +60,20 @@ class Outgoing:
         self._exchange = exchange
         self._watch = Watch(exchange)
         self._whole = bytearray()
+        self._chunks: ChunkResigner | None = None
+        self._sandbox = exchange.connection.sandbox
+        self.held = 0
+        """Bytes of the body that wait to become a whole, or a whole chunk."""
+
+    def drop(self) -> None:
+        """Let go of what was kept, which is not sent any more."""
+        self._whole = bytearray()
+        self._chunks = None
+        self._hold(-self.held)
+
+    def __del__(self) -> None:
+        """However it ends, what it kept counts no longer."""
+        self._sandbox.signing -= self.held
 
     @property
     def waits(self) -> bool:
@@ -62,26 +82,54 @@ class Outgoing:
 
     def head(self, request: http.Request) -> http.Request | Refused:
         """Return the request as its head is to be written."""
-        return seal(self._exchange, request)
+        sealed = seal(self._exchange, request)
+        if isinstance(sealed, Refused):
+            return sealed
+        if self._exchange.body is Body.CHUNKS:
+            if sealed.seed is None:
+                return Refused(Reason.UNSIGNABLE, "nothing to sign its chunks from")
+            self._chunks = ChunkResigner(sealed.seed)
+        return sealed.request
 
     def body(self, data: bytes) -> bytes | Refused:
         """Return what is to be written for a piece of the body."""
         if self._watch.finds(data):
             return LEAK
-        if not self.waits:
+        if self._exchange.body is Body.PASSES:
             return data
-        self._whole += data
-        if len(self._whole) > attach.WHOLE_MOST:
+        self._hold(len(data))
+        signed = self._signed(data)
+        if isinstance(signed, Refused):
+            self.drop()
+        else:
+            self._hold(-len(signed))
+        return signed
+
+    def _signed(self, data: bytes) -> bytes | Refused:
+        if self._sandbox.signing > SIGNING_MOST:
+            return Refused(Reason.UNSIGNABLE, "too much waits to be signed")
+        if not self.waits:
+            signed = self._chunks.feed(data) if self._chunks is not None else _UNSEALED
+            return Refused(Reason.UNSIGNABLE, signed.detail) if isinstance(signed, Unsignable) else signed
+        if self.held > attach.WHOLE_MOST:
             return Refused(Reason.UNSIGNABLE, f"a body of more than {attach.WHOLE_MOST} bytes")
+        self._whole += data
         return b""
+
+    def _hold(self, count: int) -> None:
+        self.held += count
+        self._sandbox.signing += count
 
     def end(self, request: http.Request) -> tuple[http.Request | None, bytes] | Refused:
         """Return what is still to be written at the end of the body: a head where it had to wait, and bytes."""
+        if self._exchange.body is Body.CHUNKS:
+            broken = self._chunks.finish() if self._chunks is not None else _UNSEALED
+            return (None, b"") if broken is None else Refused(Reason.UNSIGNABLE, broken.detail)
         if not self.waits:
             return None, b""
-        payload = bytes(self._whole)
-        if payload:
-            request.headers.pop("transfer-encoding", None)
-            request.headers["content-length"] = str(len(payload))
+        payload, self._whole = bytes(self._whole), bytearray()
+        self._hold(-len(payload))
+        request.headers.pop("transfer-encoding", None)
+        request.headers["content-length"] = str(len(payload))
         sealed = seal(self._exchange, request, payload)
-        return sealed if isinstance(sealed, Refused) else (sealed, payload)
+        return sealed if isinstance(sealed, Refused) else (sealed.request, payload)

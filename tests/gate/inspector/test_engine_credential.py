@@ -508,3 +508,154 @@ def test_a_reload_while_the_lease_is_asked_for_sends_nothing(entries: tuple[Effe
             nothing_left(scene)
 
     run(test())
+
+
+S3 = Attach.model_validate({"sigv4": {"service": "s3", "region": "eu-west-1"}})
+STS = Attach.model_validate({"sigv4": {"service": "sts", "region": "us-east-1"}})
+FAKE = (
+    "Authorization: AWS4-HMAC-SHA256 Credential=AKIDFAKE/20200101/us-east-1/s3/aws4_request,"
+    " SignedHeaders=host, Signature=0"
+)
+
+
+def chunked(*chunks: bytes) -> bytes:
+    """A body in aws-chunked, with signatures of the sandbox's own."""
+    return b"".join(b"%x;chunk-signature=%s\r\n%s\r\n" % (len(chunk), b"0" * 64, chunk) for chunk in chunks)
+
+
+def test_a_signature_of_the_sandboxs_own_becomes_ours() -> None:
+    async def test() -> None:
+        async with scene_of(Lender(lease_of(S3))) as scene:
+            own = (FAKE, "X-Amz-Date: 20200101T000000Z", "X-Amz-Security-Token: own", "x-amz-meta-a: b")
+            await scene.says(request("/b/k?X-Amz-Signature=own&list-type=2", *own))
+            line, fields = head_of(scene)
+            assert line == "GET /b/k?list-type=2 HTTP/1.1"
+            seen = dict(fields)
+            assert len(seen) == len(fields)
+            assert seen["authorization"].startswith("AWS4-HMAC-SHA256 Credential=AKIDREAL/")
+            assert "/eu-west-1/s3/aws4_request" in seen["authorization"]
+            assert "x-amz-meta-a" in seen["authorization"]
+            assert seen["x-amz-security-token"] == "t0ken"
+            assert seen["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
+            assert SECRET.encode() not in scene.upstreams[-1].written
+            assert b"own" not in scene.upstreams[-1].written
+
+    run(test())
+
+
+@pytest.mark.parametrize("framed", ["content-length", "chunked"])
+def test_a_body_that_must_be_seen_is_kept_and_signed(framed: str) -> None:
+    async def test() -> None:
+        async with scene_of(Lender(lease_of(STS))) as scene:
+            body = b"Action=GetCallerIdentity&Version=2011-06-15"
+            fields = (FAKE, "Expect: 100-continue")
+            if framed == "chunked":
+                head = request("/", *fields, "Transfer-Encoding: chunked", method="POST")
+                pieces = [b"%x\r\n%s\r\n" % (len(piece), piece) for piece in (body[:9], body[9:])] + [
+                    b"0\r\n\r\n"
+                ]
+            else:
+                head = request("/", *fields, f"Content-Length: {len(body)}", method="POST")
+                pieces = [body[:9], body[9:]]
+            assert await scene.says(head) == b"HTTP/1.1 100 Continue\r\n\r\n"
+            for piece in pieces:
+                assert scene.upstreams[-1].written == b""
+                await scene.says(piece)
+            seen = dict(head_of(scene)[1])
+            assert seen["content-length"] == str(len(body))
+            assert "transfer-encoding" not in seen
+            assert "expect" not in seen
+            assert "AKIDREAL" in seen["authorization"]
+            assert scene.upstreams[-1].written.endswith(b"\r\n\r\n" + body)
+            assert await scene.origin_says(OK) == OK
+            assert scene.engine.connection.sandbox.signing == 0
+
+    run(test())
+
+
+def test_a_body_that_asks_for_keys_is_not_signed() -> None:
+    async def test() -> None:
+        async with scene_of(Lender(lease_of(STS))) as scene:
+            data = request("/", FAKE, method="POST", body=b"Action=AssumeRole&RoleArn=x")
+            assert b"(reason token_request)" in await scene.says(data)
+            assert scene.records.ends() == ["token_request"]
+            assert scene.records.of("end")[0].verdict == "deny"
+            nothing_left(scene)
+
+    run(test())
+
+
+@pytest.mark.parametrize("framed", ["content-length", "chunked"])
+def test_a_body_too_large_to_be_kept_is_refused(framed: str) -> None:
+    async def test() -> None:
+        async with scene_of(Lender(lease_of(STS))) as scene:
+            size = 1024 * 1024 + 1
+            if framed == "chunked":
+                scene.client.arrive(request("/", "Transfer-Encoding: chunked", method="POST"))
+                await scene.settle()
+                for _ in range(17):
+                    scene.client.arrive(b"10000\r\n" + b"x" * 65536 + b"\r\n")
+                    await scene.settle()
+            else:
+                await scene.says(request("/", f"Content-Length: {size}", method="POST"))
+            assert b"HTTP/1.1 413 " in scene.client.written
+            assert b"(reason unsignable)" in scene.client.written
+            nothing_left(scene)
+
+    run(test())
+
+
+def test_signed_chunks_are_signed_anew_as_they_come_and_keep_their_length() -> None:
+    async def test() -> None:
+        async with scene_of(Lender(lease_of(S3))) as scene:
+            body = chunked(b"a" * 70000, b"b" * 10, b"")
+            fields = (
+                FAKE,
+                "x-amz-content-sha256: STREAMING-AWS4-HMAC-SHA256-PAYLOAD",
+                "Content-Encoding: aws-chunked",
+                "x-amz-decoded-content-length: 70010",
+                f"Content-Length: {len(body)}",
+            )
+            await scene.says(request("/b/k", *fields, method="PUT"))
+            before = len(scene.upstreams[-1].written)
+            assert before
+            for start in range(0, len(body), 30000):
+                await scene.says(body[start : start + 30000])
+            sent = scene.upstreams[-1].written[before:]
+            assert len(sent) == len(body)
+            assert b"0" * 64 not in sent
+            assert sent.count(b";chunk-signature=") == 3
+            assert await scene.origin_says(OK) == OK
+            assert scene.engine.connection.sandbox.signing == 0
+
+    run(test())
+
+
+def test_chunks_that_are_framed_otherwise_end_the_request() -> None:
+    async def test() -> None:
+        async with scene_of(Lender(lease_of(S3))) as scene:
+            fields = ("x-amz-content-sha256: STREAMING-AWS4-HMAC-SHA256-PAYLOAD", "Content-Length: 100")
+            await scene.says(request("/b/k", *fields, method="PUT"))
+            answer = await scene.says(b"5;chunk-signature=xyz\r\nhello\r\n")
+            assert b"(reason unsignable)" in answer
+            assert b"hello" not in scene.upstreams[-1].written
+            assert scene.upstreams[-1].closed
+
+    run(test())
+
+
+def test_what_waits_to_be_signed_is_bounded_and_counted_no_longer_than_it_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("egressd.gate.inspector.outgoing.SIGNING_MOST", 1000)
+
+    async def test() -> None:
+        async with scene_of(Lender(lease_of(STS))) as scene:
+            sandbox = scene.engine.connection.sandbox
+            sandbox.signing = 900
+            answer = await scene.says(request("/", method="POST", body=b"x" * 200))
+            assert b"(reason unsignable)" in answer
+            nothing_left(scene)
+        assert sandbox.signing == 900
+
+    run(test())

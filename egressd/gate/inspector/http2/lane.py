@@ -14,13 +14,17 @@ from egressd.gate.inspector.exchange import Exchange
 from egressd.gate.inspector.head import Field, Length, RequestHead
 from egressd.gate.inspector.http2 import frames
 from egressd.gate.inspector.http2.link import Link
-from egressd.gate.inspector.outgoing import Watch
+from egressd.gate.inspector.outgoing import Outgoing, Watch
 
 if TYPE_CHECKING:
     from egressd.gate.inspector.http2.sieve import Sieve
 
 UNBOUND: Final = Meter()
 """The limits of what egressd itself says."""
+
+
+AHEAD: Final = 64 * 1024
+"""Bytes of a body that may wait for the upstream while more of it is asked for than its window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +168,10 @@ class Lane:
     """egressd itself answers; nothing goes upstream any more."""
     watch: Watch | None = None
     """Looks at its body, once there is any."""
+    outgoing: Outgoing | None = None
+    """What its body becomes, once it is admitted."""
+    ahead: int = 0
+    """Bytes of its client's window that were given back before they went on."""
     sieve: Sieve | None = None
     """What the response's body passes through, where it could bring a credential back."""
     grpc: bool = False
@@ -178,6 +186,18 @@ class Lane:
     def method(self) -> bytes:
         """The method, as the response is read by it."""
         return (self.exchange.method or "").encode("latin-1")
+
+    def due(self, sent: int) -> int:
+        """Return how much of its client's window to give back after `sent` bytes more of its body went on.
+
+        What waits to be signed is given back at once while little else waits: else a window would be the longest chunk.
+        """
+        paid = min(self.ahead, sent)
+        self.ahead -= paid
+        due, held = sent - paid, self.outgoing.held if self.outgoing is not None else 0
+        if held > self.ahead and self.up.waiting < AHEAD:
+            due, self.ahead = due + held - self.ahead, held
+        return due
 
     def meter(self, *, up: bool) -> Meter:
         """What limits the bytes of one direction."""

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 from mitmproxy import http
 from mitmproxy.connection import Client, Server
 
-from egressd.credentials.attach import WHOLE_MOST, Body, Refused
+from egressd.credentials.attach import Body, Refused
 from egressd.gate.connection import Connection
 from egressd.gate.inspector import grpc
 from egressd.gate.inspector.addon import BODY, PolicyAddon, exchange_of
@@ -131,13 +131,26 @@ class Lanes:
             self.traffic.skip(data.size, up=True)
             return
         lane.moved = self._loop.time()
-        self.traffic.add(lane, data.data, data.size, up=True)
         with self._guarded(lane):
             lane.watch = lane.watch or Watch(lane.exchange)
-            if lane.watch.finds(data.data):
-                self.fail(lane, LEAK.reason, LEAK.detail)
-                return
-            self._goes_on(lane, len(data.data), ended=data.ended)
+            passing: bytes | Refused = LEAK
+            try:
+                passing = LEAK if lane.watch.finds(data.data) else self._signed(lane, data.data)
+            finally:  # the connection's window is given back whatever becomes of it
+                self.traffic.add(lane, b"" if isinstance(passing, Refused) else passing, data.size, up=True)
+            if isinstance(passing, Refused):
+                self.fail(lane, passing.reason, passing.detail)
+            else:
+                self._goes_on(lane, len(data.data), ended=data.ended)
+
+    def _signed(self, lane: Lane, data: bytes) -> bytes | Refused:
+        """Return what of a body is to be sent for a piece of it: of one that must be signed, what is signed."""
+        if lane.outgoing is None:
+            return data
+        signed = lane.outgoing.body(data)
+        if not isinstance(signed, Refused):
+            self._client.taken(lane.stream, lane.due(0), keeps_up=False)
+        return signed
 
     def client_trailers(self, head: Head) -> None:
         """A request ends with trailers; only gRPC's go on: no rule judged them (RFC 9110 §6.5.1 lets them be dropped)."""
@@ -169,12 +182,12 @@ class Lanes:
             self.fail(lane, Reason.BAD_FRAMING, left)
             return
         lane.length = left
-        if ended:
+        if ended and lane.outgoing is not None:
+            self._end_signed(lane, lane.outgoing)
+        elif ended:
             lane.up.end(trailers)
         if lane.ready:
             self.traffic.wake(lane, up=True)
-        elif lane.exchange.body is Body.WHOLE and lane.exchange.admitted:
-            self._keep_whole(lane, count)
 
     def client_reset(self, reset: Reset) -> None:
         """The client gives a request up, or has done something on its stream that ends it."""
@@ -247,33 +260,49 @@ class Lanes:
         request = lane.flow.request
         if request.headers.pop("expect", None) is not None and not lane.heard_end:
             self._client.send_head(lane.stream, ((b":status", b"100"),))
-        if exchange.body is Body.WHOLE:
-            self._keep_whole(lane, lane.up.waiting)
+        outgoing = Outgoing(exchange)
+        if exchange.body is Body.PASSES:
+            self._go_up(lane, outgoing.head(request))
         else:
-            self._go_up(lane, Outgoing(exchange).head(request))
+            self._sign(lane, outgoing)
 
-    def _keep_whole(self, lane: Lane, count: int) -> None:
-        """Let the client go on with a body that is kept to be signed, `count` bytes of it new; once it is whole, let it go."""
+    def _sign(self, lane: Lane, outgoing: Outgoing) -> None:
+        """Begin with a body that must be signed: with what has come of it."""
         assert lane.flow is not None
-        outgoing = Outgoing(lane.exchange)
-        if lane.heard_end or lane.up.waiting > WHOLE_MOST:
-            kept = outgoing.body(lane.up.data)
-            last = kept if isinstance(kept, Refused) else outgoing.end(lane.flow.request)
-            self._go_up(lane, last if isinstance(last, Refused) else last[0])
-        else:
-            self._client.taken(lane.stream, count, keeps_up=False)
+        come, lane.outgoing = lane.up.data, outgoing
+        self.traffic.clear(lane, up=True)
+        if not outgoing.waits:
+            self._go_up(lane, outgoing.head(lane.flow.request))
+        signed = self._signed(lane, come) if not lane.answered else b""
+        if isinstance(signed, Refused):
+            self.fail(lane, signed.reason, signed.detail)
+            return
+        self.traffic.add(lane, signed, 0, up=True)
+        if lane.heard_end and not lane.answered:
+            self._end_signed(lane, outgoing)
 
-    def _go_up(self, lane: Lane, sealed: http.Request | Refused | None) -> None:
+    def _end_signed(self, lane: Lane, outgoing: Outgoing) -> None:
+        """End a body that must be signed; where that needed all of it, only now is there a head."""
+        assert lane.flow is not None
+        last = outgoing.end(lane.flow.request)
+        if isinstance(last, Refused):
+            self.fail(lane, last.reason, last.detail)
+            return
+        lane.up.end()
+        if last[0] is not None:
+            self.traffic.add(lane, last[1], 0, up=True)
+            self._go_up(lane, last[0])
+
+    def _go_up(self, lane: Lane, sealed: http.Request | Refused) -> None:
         """Have the head of a request and what follows it sent."""
         bound = lane.exchange.bound
         assert bound is not None
-        assert sealed is not None
         if isinstance(sealed, Refused):
             self.fail(lane, sealed.reason, sealed.detail)
             return
         lane.up.begin(Section(heads.write_request(sealed, bound, trailers=lane.grpc)))
         lane.ready = True
-        if lane.heard_end and not lane.up.ended:
+        if lane.heard_end and lane.outgoing is None and not lane.up.ended:
             lane.up.end()
         self.traffic.wake(lane, up=True)
 
@@ -465,6 +494,8 @@ class Lanes:
             lane.task.cancel()
         lane.task = None
         lane.ready = False
+        if lane.outgoing is not None:
+            lane.outgoing.drop()
         if lane.upstream is not None and self._upstream is not None:
             self._upstream.reset(lane.upstream, Code.CANCEL)
         self.traffic.forget(lane)

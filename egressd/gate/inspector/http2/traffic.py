@@ -236,7 +236,8 @@ class Traffic:
         if count:
             origin = lane.stream if way.up else lane.upstream
             if origin is not None and way.source is not None and (way.up or lane.sieve is None):
-                way.source.taken(origin, count, keeps_up=course.waiting == 0)
+                due = lane.due(count) if way.up else count
+                way.source.taken(origin, due, keeps_up=course.waiting == 0)
             self._let_go(way, count)
         lane.moved = now
         return max(1, count)

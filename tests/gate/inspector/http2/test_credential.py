@@ -13,7 +13,7 @@ from egressd.credentials.lease import Lease
 from egressd.policy.compile import compile_policy
 from egressd.policy.credential import Attach, Placeholder
 from egressd.policy.effective import EffectiveEntry, EffectivePolicy
-from tests.gate.inspector.http2.scene import Scene
+from tests.gate.inspector.http2.scene import Answer, Scene
 from tests.gate.inspector.lab import run
 from tests.gate.inspector.lender import BEARER, DUMMY, SECRET, Lender, keyed, lease_of
 
@@ -183,5 +183,128 @@ def test_a_reload_while_the_lease_is_asked_for_sends_nothing() -> None:
             assert scene.client.heard[stream].fields[b"x-egressd-reason"] == b"policy_changed"
             assert scene.records.decisions() == [("deny", "policy_changed")]
             nothing_left(scene)
+
+    run(test())
+
+
+S3 = Attach.model_validate({"sigv4": {"service": "s3", "region": "eu-west-1"}})
+STS = Attach.model_validate({"sigv4": {"service": "sts", "region": "us-east-1"}})
+
+
+async def upload(scene: Scene, stream: int, body: bytes) -> None:
+    """Send a body as the windows allow, and end the stream."""
+    while body:
+        room = min(scene.client.h2.local_flow_control_window(stream), 16384, len(body))
+        assert room > 0, "the window is never given back"
+        scene.client.h2.send_data(stream, body[:room], end_stream=room == len(body))
+        body = body[room:]
+        await scene.settle()
+
+
+def test_a_body_that_must_be_seen_is_kept_though_it_is_longer_than_the_window() -> None:
+    async def test() -> None:
+        async with scene_of(Lender(lease_of(STS))) as scene:
+            stream = scene.client.asks("POST", "/", [(b"x-amz-date", b"own")], end=False)
+            await scene.settle()
+            body = b"Action=GetCallerIdentity&x=" + b"y" * 600_000
+            await upload(scene, stream, body)
+            assert scene.origin.heard[1].body == body
+            assert b"AKIDREAL" in asked_of(scene)[b"authorization"]
+            assert asked_of(scene)[b"content-length"] == str(len(body)).encode()
+            await scene.answer(1, body=b"ok")
+            assert scene.client.heard[stream].status == 200
+            assert scene.sandbox.signing == 0
+
+    run(test())
+
+
+def test_a_body_that_came_before_the_lease_is_signed_too() -> None:
+    async def test() -> None:
+        go = asyncio.Event()
+
+        async def slow() -> Lease:
+            await go.wait()
+            return lease_of(STS)
+
+        async with scene_of(Lender(slow)) as scene:
+            stream = scene.client.asks("POST", "/", end=False)
+            scene.client.h2.send_data(stream, b"Action=GetCallerIdentity", end_stream=True)
+            await scene.settle()
+            go.set()
+            await scene.settle()
+            assert scene.origin.heard[1].body == b"Action=GetCallerIdentity"
+            assert scene.origin.heard[1].ended
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [(b"Action=AssumeRole", b"token_request"), (b"x" * (1024 * 1024 + 1), b"unsignable")],
+    ids=["one that asks for keys", "one that is too large"],
+)
+def test_a_body_that_is_not_signed(body: bytes, reason: bytes) -> None:
+    async def test() -> None:
+        async with scene_of(Lender(lease_of(STS))) as scene:
+            stream = scene.client.asks("POST", "/", end=False)
+            await scene.settle()
+            left = body
+            while left and not (scene.client.heard.get(stream) or Answer()).fields:
+                room = min(scene.client.h2.local_flow_control_window(stream), 16384, len(left))
+                scene.client.h2.send_data(stream, left[:room], end_stream=room == len(left))
+                left = left[room:]
+                await scene.settle()
+            assert scene.client.heard[stream].fields[b"x-egressd-reason"] == reason
+            nothing_left(scene)
+            assert scene.sandbox.signing == 0
+
+    run(test())
+
+
+def test_signed_chunks_longer_than_the_window_are_signed_anew() -> None:
+    async def test() -> None:
+        async with scene_of(Lender(lease_of(S3))) as scene:
+            chunks = (b"a" * 700_000, b"b" * 300_000, b"c", b"")
+            body = b"".join(
+                b"%x;chunk-signature=%s\r\n%s\r\n" % (len(chunk), b"0" * 64, chunk) for chunk in chunks
+            )
+            fields = [
+                (b"x-amz-content-sha256", b"STREAMING-AWS4-HMAC-SHA256-PAYLOAD"),
+                (b"content-length", str(len(body)).encode()),
+            ]
+            stream = scene.client.asks("PUT", "/b/k", fields, end=False)
+            await scene.settle()
+            await upload(scene, stream, body)
+            await scene.settle()
+            heard = scene.origin.heard[1]
+            assert len(heard.body) == len(body)
+            assert heard.ended
+            assert b"0" * 64 not in heard.body
+            await scene.answer(1, body=b"ok")
+            assert scene.records.ends() == ["completed"]
+            assert scene.sandbox.signing == 0
+
+    run(test())
+
+
+def test_a_slow_origin_holds_an_upload_of_signed_chunks_up() -> None:
+    async def test() -> None:
+        async with scene_of(Lender(lease_of(S3))) as scene:
+            scene.origin.acknowledges = False
+            fields = [(b"x-amz-content-sha256", b"STREAMING-AWS4-HMAC-SHA256-PAYLOAD")]
+            stream = scene.client.asks("PUT", "/b/k", fields, end=False)
+            await scene.settle()
+            chunk = b"%x;chunk-signature=%s\r\n%s\r\n" % (500_000, b"0" * 64, b"a" * 500_000)
+            sent = 0
+            pending = b""
+            while (
+                room := min(scene.client.h2.local_flow_control_window(stream), 16384)
+            ) > 0 and sent < 8_000_000:
+                pending = pending or chunk
+                piece, pending = pending[:room], pending[room:]
+                scene.client.h2.send_data(stream, piece)
+                sent += len(piece)
+                await scene.settle()
+            assert sent < 2_000_000, "what waits is bounded"
 
     run(test())
