@@ -8,8 +8,8 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from egressd.gate.channel import ListenerKind, ListenerSpec
 from egressd.gate.limits import Key, Kind, kept
+from egressd.gate.messages import ListenerKind, ListenerSpec
 from egressd.policy.effective import EffectivePolicy
 
 

@@ -26,12 +26,11 @@ from egressd.control.reconciliation import Kind
 from egressd.control.recording import Recording
 from egressd.control.sandboxes import SandboxState
 from egressd.control.voice import say
-from egressd.gate.channel import (
+from egressd.gate.channel import Channel, ChannelBroken, sealed
+from egressd.gate.messages import (
     TO_CONTROL,
     Adopt,
     Adopted,
-    Channel,
-    ChannelBroken,
     Configure,
     Gone,
     Identity,
@@ -46,7 +45,6 @@ from egressd.gate.channel import (
     Stored,
     ToControl,
     Written,
-    sealed,
 )
 from egressd.gate.settings import Settings
 from egressd.journal.writer import BadRecord, Journal

@@ -1,10 +1,8 @@
 """The channel between control and one worker: fixed-schema, length-capped JSON datagrams, with descriptors beside them.
 
-A worker parses hostile bytes and may fall to them, so control believes nothing here that the schema does not say: every
-message is
-one of the models below, at most `MESSAGE_LIMIT` bytes, on a SOCK_SEQPACKET pair (unix(7)) where a datagram is whole or not
-there.
-What is larger than a message travels as a sealed memfd (memfd_create(2), F_ADD_SEALS) whose descriptor comes with it.
+A worker parses hostile bytes and may fall to them, so control believes nothing here that the schema does not say: every message
+is one of `gate.messages`, at most `MESSAGE_LIMIT` bytes, on a SOCK_SEQPACKET pair (unix(7)) where a datagram is whole or not
+there. What is larger than a message travels as a sealed memfd (memfd_create(2), F_ADD_SEALS) whose descriptor comes with it.
 """
 
 from __future__ import annotations
@@ -18,12 +16,9 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
-
-from egressd.gate.limits import Kind
-from egressd.gate.settings import Settings
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 MESSAGE_LIMIT = 64 * 1024
 """Largest message in bytes, in both directions."""
@@ -33,208 +28,6 @@ PAYLOAD_LIMIT = 64 * 1024 * 1024
 """Largest sealed payload in bytes: a policy of 100,000 hosts takes about 12 MiB."""
 
 _PEER_GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN})
-
-type ListenerKind = Literal["transparent", "explicit", "socks", "direct", "dns-udp", "dns-tcp", "nflog"]
-
-
-class _Message(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Identity(_Message):
-    """Under whom a worker runs once it has imported everything; None keeps the caller's uid in a user namespace of its own."""
-
-    uid: int
-    gid: int
-
-
-class Configure(_Message):
-    """Control → worker, first and once. Descriptor 0: the issuer (PEM certificate, key and chain).
-
-    Descriptor 1, where there is one: the authorization (`user:password`) for the proxy in the settings.
-
-    `certificate` is the authority's public certificate, PEM, for sandboxes that ask for it.
-    """
-
-    type: Literal["configure"] = "configure"
-    worker: str
-    settings: Settings
-    identity: Identity | None = None
-    own_addresses: tuple[str, ...] = ()
-    certificate: str = ""
-
-
-class ListenerSpec(_Message):
-    """One listening socket: of a sandbox, or shared by many.
-
-    `port` is what a `direct` one stands for, whatever it is bound to. `hops` are the networks (CIDR) whose connections
-    begin with a PROXY protocol header, which says where they come from.
-    """
-
-    kind: ListenerKind
-    family: Literal[4, 6, 0]
-    port: int = Field(default=0, ge=0, le=65_535)
-    hops: tuple[str, ...] = ()
-
-
-class Serve(_Message):
-    """Control → worker: carry this sandbox. Descriptors: policy, synthetic pairs, levels, then one per listener in order.
-
-    `token` is the SHA-256 of its proxy token in hex, `source` the address that it is bound to: by these it is known at shared
-    listeners. `answers` says what an allowed name leads to: an address of its own, or egressd's. The latter is `own`, or where
-    that is empty the address that the query was sent to.
-    """
-
-    type: Literal["serve"] = "serve"
-    sandbox: str
-    labels: dict[str, str] = Field(default_factory=dict)
-    traceparent: str | None = None
-    listeners: tuple[ListenerSpec, ...]
-    token: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
-    source: str | None = None
-    answers: Literal["synthetic", "self"] = "synthetic"
-    own: tuple[str, ...] = ()
-
-
-class Share(_Message):
-    """Control → worker: serve these listeners for every sandbox that proves itself there. Descriptors: one per listener."""
-
-    type: Literal["share"] = "share"
-    share: str
-    listeners: tuple[ListenerSpec, ...]
-
-
-class Unshare(_Message):
-    """Control → worker: close the listeners of this share; what came by them goes on."""
-
-    type: Literal["unshare"] = "unshare"
-    share: str
-
-
-class Claimed(_Message):
-    """Control → worker: the source address is kept as the sandbox's, or it is not (`ok` false): another has it."""
-
-    type: Literal["claimed"] = "claimed"
-    claim: int
-    ok: bool
-
-
-class Adopt(_Message):
-    """Control → worker: these sandboxes live under a new policy from now on. Descriptor 0: the policy."""
-
-    type: Literal["adopt"] = "adopt"
-    sandboxes: tuple[str, ...]
-
-
-class Renew(_Message):
-    """Control → worker: sign leaves with this issuer from now on. Descriptor 0: the issuer."""
-
-    type: Literal["renew"] = "renew"
-
-
-class Revoke(_Message):
-    """Control → worker: end this sandbox: every flow, every listener."""
-
-    type: Literal["revoke"] = "revoke"
-    sandbox: str
-    reason: Literal["revoked", "shutdown"] = "revoked"
-
-
-class Written(_Message):
-    """Control → worker: the batch is in the journal, or it is not (`ok` false) and nothing that waited for it may go on."""
-
-    type: Literal["written"] = "written"
-    batch: int
-    ok: bool
-
-
-class Stored(_Message):
-    """Control → worker: the synthetic pair is kept."""
-
-    type: Literal["stored"] = "stored"
-    pair: int
-
-
-class Ready(_Message):
-    """Worker → control: imported, isolated, waiting for sandboxes."""
-
-    type: Literal["ready"] = "ready"
-
-
-class Serving(_Message):
-    """Worker → control: the sandbox's listeners are being served."""
-
-    type: Literal["serving"] = "serving"
-    sandbox: str
-
-
-class Adopted(_Message):
-    """Worker → control: new attempts of these sandboxes are judged by the policy of this digest."""
-
-    type: Literal["adopted"] = "adopted"
-    sandboxes: tuple[str, ...]
-    policy: str
-
-
-class Gone(_Message):
-    """Worker → control: nothing of the sandbox is left here."""
-
-    type: Literal["gone"] = "gone"
-    sandbox: str
-
-
-class Records(_Message):
-    """Worker → control: journal records, to be acknowledged by `Written`."""
-
-    type: Literal["records"] = "records"
-    batch: int
-    records: tuple[dict[str, Any], ...]
-
-
-class Pair(_Message):
-    """Worker → control: keep this name's synthetic address before it is answered."""
-
-    type: Literal["pair"] = "pair"
-    pair: int
-    sandbox: str
-    name: str
-    address: str
-
-
-class Sharing(_Message):
-    """Worker → control: the listeners of this share are being served, or no longer are."""
-
-    type: Literal["sharing"] = "sharing"
-    share: str
-
-
-class Claim(_Message):
-    """Worker → control: keep this source address as the sandbox's before anything that came from there is let out."""
-
-    type: Literal["claim"] = "claim"
-    claim: int
-    sandbox: str
-    source: str
-
-
-class Spent(_Message):
-    """Worker → control: keep this level of a limit's bucket; what lies above it is spent after this was sent.
-
-    `owner` is the entry's id, empty for the profile.
-    """
-
-    type: Literal["spent"] = "spent"
-    sandbox: str
-    owner: str
-    kind: Kind
-    tokens: FiniteFloat
-
-
-type ToWorker = Configure | Serve | Share | Unshare | Adopt | Renew | Revoke | Written | Stored | Claimed
-type ToControl = Ready | Serving | Sharing | Adopted | Gone | Records | Pair | Claim | Spent
-
-TO_WORKER: TypeAdapter[ToWorker] = TypeAdapter(Annotated[ToWorker, Field(discriminator="type")])
-TO_CONTROL: TypeAdapter[ToControl] = TypeAdapter(Annotated[ToControl, Field(discriminator="type")])
 
 
 class ChannelBroken(Exception):

@@ -6,7 +6,8 @@ import asyncio
 import json
 from typing import Any
 
-from egressd.gate.channel import MESSAGE_LIMIT, Channel, ChannelBroken, Records, ToWorker
+from egressd.gate.channel import MESSAGE_LIMIT, Channel, ChannelBroken
+from egressd.gate.messages import Records, ToWorker
 from egressd.gate.recorder import AuditUnavailable
 from egressd.journal.record import Record, new_id
 from egressd.policy.reasons import Reason

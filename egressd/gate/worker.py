@@ -28,28 +28,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from egressd.gate import isolation
-from egressd.gate.channel import (
-    TO_WORKER,
-    Adopt,
-    Adopted,
-    Channel,
-    ChannelBroken,
-    Configure,
-    Gone,
-    ListenerSpec,
-    Pair,
-    Ready,
-    Renew,
-    Revoke,
-    Serve,
-    Serving,
-    Spent,
-    Stored,
-    ToWorker,
-    Written,
-    receive,
-    unsealed,
-)
+from egressd.gate.channel import Channel, ChannelBroken, receive, unsealed
 from egressd.gate.connection import Services
 from egressd.gate.denials import Remembering
 from egressd.gate.dialer import Dialer
@@ -66,6 +45,24 @@ from egressd.gate.inspector import warm as warm_inspector
 from egressd.gate.inspector.site import BadAddon, load_addons
 from egressd.gate.inspector.upstream import trusted
 from egressd.gate.limits import Budget, Kind, Level
+from egressd.gate.messages import (
+    TO_WORKER,
+    Adopt,
+    Adopted,
+    Configure,
+    Gone,
+    ListenerSpec,
+    Pair,
+    Ready,
+    Renew,
+    Revoke,
+    Serve,
+    Serving,
+    Spent,
+    Stored,
+    ToWorker,
+    Written,
+)
 from egressd.gate.packet_log import PacketLog
 from egressd.gate.reporting import ChannelRecorder
 from egressd.gate.sandbox import Sandbox

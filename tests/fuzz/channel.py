@@ -8,11 +8,10 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
-from egressd.gate.channel import (
-    MESSAGE_LIMIT,
+from egressd.gate.channel import MESSAGE_LIMIT, ChannelBroken, receive
+from egressd.gate.messages import (
     TO_CONTROL,
     TO_WORKER,
-    ChannelBroken,
     Gone,
     Pair,
     Ready,
@@ -21,7 +20,6 @@ from egressd.gate.channel import (
     Serve,
     Spent,
     Written,
-    receive,
 )
 from tests.fuzz.target import JUNK, Target, offsets_of
 

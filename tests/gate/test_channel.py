@@ -9,20 +9,8 @@ from typing import Any
 
 import pytest
 
-from egressd.gate.channel import (
-    MESSAGE_LIMIT,
-    TO_CONTROL,
-    TO_WORKER,
-    Channel,
-    ChannelBroken,
-    ListenerSpec,
-    Ready,
-    Records,
-    Serve,
-    Spent,
-    sealed,
-    unsealed,
-)
+from egressd.gate.channel import MESSAGE_LIMIT, Channel, ChannelBroken, sealed, unsealed
+from egressd.gate.messages import TO_CONTROL, TO_WORKER, ListenerSpec, Ready, Records, Serve, Spent
 
 
 class End:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from egressd.gate.channel import MESSAGE_LIMIT, ChannelBroken, Records
+from egressd.gate.channel import MESSAGE_LIMIT, ChannelBroken
+from egressd.gate.messages import Records
 from egressd.gate.recorder import AuditUnavailable
 from egressd.gate.reporting import ChannelRecorder
 from egressd.journal.record import Record

@@ -1,0 +1,251 @@
+"""What control and a worker say to each other: one fixed schema a message, every field bounded by the message it is in.
+
+How messages travel, and the descriptors beside them, is `gate.channel`'s.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter
+
+from egressd.gate.limits import Kind
+from egressd.gate.settings import Settings
+
+TARGET_LIMIT = 16 * 1024
+"""Longest request target, in characters, that a credential can be asked for; the rules allow 8 KiB."""
+
+type ListenerKind = Literal["transparent", "explicit", "socks", "direct", "dns-udp", "dns-tcp", "nflog"]
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Identity(_Message):
+    """Under whom a worker runs once it has imported everything; None keeps the caller's uid in a user namespace of its own."""
+
+    uid: int
+    gid: int
+
+
+class Configure(_Message):
+    """Control → worker, first and once. Descriptor 0: the issuer (PEM certificate, key and chain).
+
+    Descriptor 1, where there is one: the authorization (`user:password`) for the proxy in the settings.
+
+    `certificate` is the authority's public certificate, PEM, for sandboxes that ask for it.
+    """
+
+    type: Literal["configure"] = "configure"
+    worker: str
+    settings: Settings
+    identity: Identity | None = None
+    own_addresses: tuple[str, ...] = ()
+    certificate: str = ""
+
+
+class ListenerSpec(_Message):
+    """One listening socket: of a sandbox, or shared by many.
+
+    `port` is what a `direct` one stands for, whatever it is bound to. `hops` are the networks (CIDR) whose connections
+    begin with a PROXY protocol header, which says where they come from.
+    """
+
+    kind: ListenerKind
+    family: Literal[4, 6, 0]
+    port: int = Field(default=0, ge=0, le=65_535)
+    hops: tuple[str, ...] = ()
+
+
+class Serve(_Message):
+    """Control → worker: carry this sandbox. Descriptors: policy, synthetic pairs, levels, then one per listener in order.
+
+    `token` is the SHA-256 of its proxy token in hex, `source` the address that it is bound to: by these it is known at shared
+    listeners. `answers` says what an allowed name leads to: an address of its own, or egressd's. The latter is `own`, or where
+    that is empty the address that the query was sent to. `placeholders` are its dummies by credential.
+    """
+
+    type: Literal["serve"] = "serve"
+    sandbox: str
+    labels: dict[str, str] = Field(default_factory=dict)
+    traceparent: str | None = None
+    listeners: tuple[ListenerSpec, ...]
+    token: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    source: str | None = None
+    answers: Literal["synthetic", "self"] = "synthetic"
+    own: tuple[str, ...] = ()
+    placeholders: dict[str, str] = Field(default_factory=dict)
+
+
+class Share(_Message):
+    """Control → worker: serve these listeners for every sandbox that proves itself there. Descriptors: one per listener."""
+
+    type: Literal["share"] = "share"
+    share: str
+    listeners: tuple[ListenerSpec, ...]
+
+
+class Unshare(_Message):
+    """Control → worker: close the listeners of this share; what came by them goes on."""
+
+    type: Literal["unshare"] = "unshare"
+    share: str
+
+
+class Claimed(_Message):
+    """Control → worker: the source address is kept as the sandbox's, or it is not (`ok` false): another has it."""
+
+    type: Literal["claimed"] = "claimed"
+    claim: int
+    ok: bool
+
+
+class Adopt(_Message):
+    """Control → worker: these sandboxes live under a new policy from now on. Descriptor 0: the policy."""
+
+    type: Literal["adopt"] = "adopt"
+    sandboxes: tuple[str, ...]
+
+
+class Renew(_Message):
+    """Control → worker: sign leaves with this issuer from now on. Descriptor 0: the issuer."""
+
+    type: Literal["renew"] = "renew"
+
+
+class Revoke(_Message):
+    """Control → worker: end this sandbox: every flow, every listener."""
+
+    type: Literal["revoke"] = "revoke"
+    sandbox: str
+    reason: Literal["revoked", "shutdown"] = "revoked"
+
+
+class Written(_Message):
+    """Control → worker: the batch is in the journal, or it is not (`ok` false) and nothing that waited for it may go on."""
+
+    type: Literal["written"] = "written"
+    batch: int
+    ok: bool
+
+
+class Stored(_Message):
+    """Control → worker: the synthetic pair is kept."""
+
+    type: Literal["stored"] = "stored"
+    pair: int
+
+
+class Lent(_Message):
+    """Control → worker: the lease that a ticket asked for, descriptor 0 its JSON; or there is none (`ok` false)."""
+
+    type: Literal["lent"] = "lent"
+    ticket: int
+    ok: bool
+
+
+class Recall(_Message):
+    """Control → worker: these leases are taken back, for what is under way too."""
+
+    type: Literal["recall"] = "recall"
+    leases: tuple[str, ...]
+
+
+class Ready(_Message):
+    """Worker → control: imported, isolated, waiting for sandboxes."""
+
+    type: Literal["ready"] = "ready"
+
+
+class Serving(_Message):
+    """Worker → control: the sandbox's listeners are being served."""
+
+    type: Literal["serving"] = "serving"
+    sandbox: str
+
+
+class Adopted(_Message):
+    """Worker → control: new attempts of these sandboxes are judged by the policy of this digest."""
+
+    type: Literal["adopted"] = "adopted"
+    sandboxes: tuple[str, ...]
+    policy: str
+
+
+class Gone(_Message):
+    """Worker → control: nothing of the sandbox is left here."""
+
+    type: Literal["gone"] = "gone"
+    sandbox: str
+
+
+class Records(_Message):
+    """Worker → control: journal records, to be acknowledged by `Written`."""
+
+    type: Literal["records"] = "records"
+    batch: int
+    records: tuple[dict[str, Any], ...]
+
+
+class Pair(_Message):
+    """Worker → control: keep this name's synthetic address before it is answered."""
+
+    type: Literal["pair"] = "pair"
+    pair: int
+    sandbox: str
+    name: str
+    address: str
+
+
+class Sharing(_Message):
+    """Worker → control: the listeners of this share are being served, or no longer are."""
+
+    type: Literal["sharing"] = "sharing"
+    share: str
+
+
+class Claim(_Message):
+    """Worker → control: keep this source address as the sandbox's before anything that came from there is let out."""
+
+    type: Literal["claim"] = "claim"
+    claim: int
+    sandbox: str
+    source: str
+
+
+class Ask(_Message):
+    """Worker → control: lend this credential to this sandbox, for this request; `host` is its name in normal form."""
+
+    type: Literal["ask"] = "ask"
+    ticket: int
+    sandbox: str = Field(max_length=128)
+    credential: str = Field(max_length=128)
+    method: str = Field(max_length=64)
+    scheme: Literal["https", "http"]
+    host: str = Field(max_length=256)
+    port: int = Field(ge=1, le=65_535)
+    target: str = Field(max_length=TARGET_LIMIT)
+    upgrade: str | None = Field(default=None, max_length=64)
+
+
+class Spent(_Message):
+    """Worker → control: keep this level of a limit's bucket; what lies above it is spent after this was sent.
+
+    `owner` is the entry's id, empty for the profile.
+    """
+
+    type: Literal["spent"] = "spent"
+    sandbox: str
+    owner: str
+    kind: Kind
+    tokens: FiniteFloat
+
+
+type ToWorker = (
+    Configure | Serve | Share | Unshare | Adopt | Renew | Revoke | Written | Stored | Claimed | Lent | Recall
+)
+type ToControl = Ready | Serving | Sharing | Adopted | Gone | Records | Pair | Claim | Spent | Ask
+
+TO_WORKER: TypeAdapter[ToWorker] = TypeAdapter(Annotated[ToWorker, Field(discriminator="type")])
+TO_CONTROL: TypeAdapter[ToControl] = TypeAdapter(Annotated[ToControl, Field(discriminator="type")])
