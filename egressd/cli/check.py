@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from egressd.cli.given import GIVEN, rules_folder
+from egressd.cli.given import GIVEN, credentials_file, rules_folder
 
 if TYPE_CHECKING:  # the reader of rules takes longer to import than `--help` should
     from egressd.rulefiles.load import Rules
@@ -28,7 +28,10 @@ def check(
         Path | None, typer.Argument(metavar="[DIR]", help="The rules folder; otherwise --rules and its kin.")
     ] = None,
     credentials: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Check the credentials that the rules name, too.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="The credentials that the rules name; otherwise the configuration's."
+        ),
     ] = None,
     format_: Annotated[Literal["text", "json"], typer.Option("--format", help="What stdout gets.")] = "text",
 ) -> None:
@@ -38,10 +41,11 @@ def check(
 
     try:
         folder = directory or rules_folder()
+        beside = credentials_file(credentials)
     except ValueError as error:
         print(error, file=sys.stderr)
         raise typer.Exit(BAD_FILES) from None
-    result = load_rules(folder, credentials=credentials)
+    result = load_rules(folder, credentials=beside)
     if format_ == "json":
         print(json.dumps(_as_json(result), ensure_ascii=True))
     elif isinstance(result, Problems):
@@ -62,6 +66,8 @@ def _sound(rules: Rules, folder: Path) -> None:
         print(warning, file=sys.stderr)
     entries = sum(len(rules.effective(name).entries) for name in rules.profiles)
     counts = [_count(len(rules.profiles), "profile"), _count(entries, "rule"), _count(rules.tests, "test")]
+    if rules.credentials is not None:
+        counts.insert(2, _count(len(rules.credentials.credentials), "credential"))
     print(f"{folder}: {', '.join(counts)} hold ({rules.digest})")
     if GIVEN.verbose:
         for name in rules.profiles:

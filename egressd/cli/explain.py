@@ -6,13 +6,15 @@ import datetime as dt
 import json
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from egressd.cli.given import rules_folder
+from egressd.cli.given import credentials_file, rules_folder
 
 if TYPE_CHECKING:  # see check.py
+    from egressd.rulefiles.attachment import Attachment
     from egressd.rulefiles.explain import Explanation
 
 YES, NO, BAD_INPUT = 0, 1, 2
@@ -36,6 +38,12 @@ def explain(
         str | None,
         typer.Option(metavar="TIME", help="As at this day (noon UTC) or time, like 2027-03-31T18:00Z."),
     ] = None,
+    credentials: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="The credentials that the rules name; otherwise the configuration's."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Print the decision and how it came about: 0 allowed, 1 denied or to be asked for, 2 bad input."""
@@ -50,7 +58,7 @@ def explain(
         raise _bad(f"{request!r}: {asked.detail}", asked.hint)
     now = _moment(at)
     try:
-        rules = load_rules(rules_folder())
+        rules = load_rules(rules_folder(), credentials=credentials_file(credentials))
     except ValueError as error:
         raise _bad(str(error)) from None
     if isinstance(rules, Problems):
@@ -102,6 +110,8 @@ def lines(found: Explanation, root: str) -> list[str]:
         lines.append(f"  because: {entry.because}")
     if entry is not None and entry.expires and decision.verdict != "deny":
         lines.append(f"  until:  {dt.date.isoformat(entry.expires)} (UTC)")
+    if found.attachment is not None:
+        lines += _attached(found.attachment)
     if found.tried:
         lines.append("  tried (* decides, + covers, - misses, x expired):")
     for tried in found.tried:
@@ -118,3 +128,10 @@ def lines(found: Explanation, root: str) -> list[str]:
         lines.append("  to change it:")
         lines += [f"    {line}" for line in found.change.splitlines()]
     return lines
+
+
+def _attached(goes: Attachment) -> list[str]:
+    if goes.credential is None:
+        return [f"  credential: none ({goes.why})"]
+    way = f", {goes.how}" if goes.how else ""
+    return [f"  credential: {goes.credential}{way}", f"    {goes.why}"]

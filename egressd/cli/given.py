@@ -1,7 +1,8 @@
-"""The flags that every verb takes, and the folder of rules that they lead to."""
+"""The flags that every verb takes, and the rules and credentials that they lead to."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,3 +38,29 @@ def rules_folder() -> Path:
         return given_config().rules
     except ConfigError as error:
         raise ValueError(str(error)) from None
+
+
+def credentials_file(given: Path | None) -> Path | None:
+    """Return the credentials file to judge rules with: the one given, else the configuration's, else the default one.
+
+    None when the default one is not there and nobody names another. ValueError as in `rules_folder`.
+    """
+    if given is not None:
+        return given
+    from egressd.control.paths import config_folder
+
+    folder = config_folder(os.environ, os.geteuid())
+    default = folder / "credentials.yaml"
+    named = (
+        GIVEN.config is not None or os.environ.get("EGRESSD_CONFIG") or os.environ.get("EGRESSD_CREDENTIALS")
+    )
+    found = default
+    if named or os.path.exists(folder / "egressd.yaml"):
+        from egressd.cli.options import given_config
+        from egressd.control.config import ConfigError
+
+        try:
+            found = given_config().credentials
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+    return found if found != default or os.path.exists(default) else None

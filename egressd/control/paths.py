@@ -11,8 +11,13 @@ import pwd
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from egressd.control.ca import CaPaths
+if TYPE_CHECKING:  # certificates take longer to import than `check` should
+    from egressd.control.ca import CaPaths
+
+
+_SYSTEM = Path("/etc/egressd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +38,19 @@ def default_paths(environ: Mapping[str, str], euid: int) -> Paths:
     return system_paths() if euid == 0 else rootless_paths(environ, euid)
 
 
+def config_folder(environ: Mapping[str, str], euid: int) -> Path:
+    """Return the folder of egressd.yaml and credentials.yaml, and of the rules."""
+    return _SYSTEM if euid == 0 else _xdg(environ, "XDG_CONFIG_HOME", _home(environ, euid) / ".config")
+
+
 def system_paths() -> Paths:
     """Return the places of a system or container installation."""
+    from egressd.control.ca import CaPaths
+
     return Paths(
-        config=Path("/etc/egressd/egressd.yaml"),
-        rules=Path("/etc/egressd/rules"),
-        credentials=Path("/etc/egressd/credentials.yaml"),
+        config=_SYSTEM / "egressd.yaml",
+        rules=_SYSTEM / "rules",
+        credentials=_SYSTEM / "credentials.yaml",
         ca=CaPaths.system(),
         journal=Path("/var/log/egressd/journal.jsonl"),
         state=Path("/var/lib/egressd/state"),
@@ -51,8 +63,10 @@ def rootless_paths(environ: Mapping[str, str], euid: int) -> Paths:
 
     Without XDG_RUNTIME_DIR the control socket is beside the state.
     """
+    from egressd.control.ca import CaPaths
+
     home = _home(environ, euid)
-    config = _xdg(environ, "XDG_CONFIG_HOME", home / ".config")
+    config = config_folder(environ, euid)
     data = _xdg(environ, "XDG_DATA_HOME", home / ".local/share")
     state = _xdg(environ, "XDG_STATE_HOME", home / ".local/state")
     return Paths(

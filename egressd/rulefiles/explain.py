@@ -10,13 +10,22 @@ from dataclasses import dataclass
 from typing import Literal
 
 from egressd.policy import internal
-from egressd.policy.attempt import Address, Attempt, ConnectionAttempt, Decision, DnsQuestion, Name
+from egressd.policy.attempt import (
+    Address,
+    Attempt,
+    ConnectionAttempt,
+    Decision,
+    DnsQuestion,
+    Name,
+    RequestAttempt,
+)
 from egressd.policy.compile import CompiledPolicy, compile_policy
 from egressd.policy.decide import Trial, trials
 from egressd.policy.effective import EffectiveEntry
 from egressd.policy.names import format_host
 from egressd.policy.reasons import WORDS, Reason
 from egressd.policy.requests import RequestPattern, parse_request_pattern
+from egressd.rulefiles.attachment import Attachment, attachment
 from egressd.rulefiles.claims import judge
 from egressd.rulefiles.load import Rules
 from egressd.rulefiles.requestline import Asked
@@ -42,6 +51,7 @@ class Explanation:
     """A decision with everything that a person needs to agree or to change it.
 
     `tried` is bounded; `untold` counts the rules left out. `change` is YAML for the profile, or a sentence, or empty.
+    `attachment` says which credential goes with a request, None where there is nothing to say about credentials.
     """
 
     profile: str
@@ -50,6 +60,7 @@ class Explanation:
     tried: tuple[Tried, ...]
     untold: int
     change: str
+    attachment: Attachment | None = None
 
     @property
     def treatment(self) -> str | None:
@@ -89,6 +100,7 @@ class Explanation:
             ],
             "untold": self.untold,
             "change": self.change or None,
+            "credential": self.attachment.as_json() if self.attachment else None,
         }
 
 
@@ -100,9 +112,11 @@ def explain(rules: Rules, profile: str, asked: Asked, now: float) -> Explanation
     told = tried[:MOST_TRIED]
     distinct = {(entry.id, entry.via) for entry in policy.effective.entries}
     untold = len(distinct - {(one.entry.id, one.entry.via) for one in told})
-    return Explanation(
-        profile, asked, decision, tuple(told), untold, _change(policy, asked, decision, told, now, rules.root)
-    )
+    change = _change(policy, asked, decision, told, now, rules.root)
+    goes: Attachment | None = None
+    if isinstance(asked.attempt, RequestAttempt):
+        goes = attachment(decision, asked.attempt, rules.known, rules.root)
+    return Explanation(profile, asked, decision, tuple(told), untold, change, goes)
 
 
 def _tried(policy: CompiledPolicy, attempt: Attempt, decision: Decision, now: float) -> Iterator[Tried]:

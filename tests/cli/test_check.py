@@ -17,7 +17,7 @@ BAD = ROOT / "tests" / "golden" / "bad"
 
 @pytest.fixture(autouse=True)
 def nothing_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("EGRESSD_RULES", "EGRESSD_CONFIG", "EGRESSD_PROFILE"):
+    for name in ("EGRESSD_RULES", "EGRESSD_CONFIG", "EGRESSD_PROFILE", "EGRESSD_CREDENTIALS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
@@ -86,6 +86,44 @@ def test_credentials_are_checked_when_given(tmp_path: Path) -> None:
     assert status == 2
     assert "credential_not_covered" in out
     assert run("check", folder, "--credentials", tmp_path / "none.yaml")[0] == 2
+    whole = ROOT / "tests" / "golden" / "15-a-credential"
+    status, out, _ = run("check", whole / "rules", "--credentials", whole / "credentials.yaml")
+    assert status == 0
+    assert ", 6 credentials, 0 tests hold (" in out
+
+
+def test_credentials_are_found_by_flag_then_variable_then_file_then_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = broken(tmp_path, "credential_unused")
+    home = tmp_path / "config" / "egressd"
+    home.mkdir(parents=True)
+    text = (folder / "credentials.yaml").read_text()
+
+    def named(*words: str | Path) -> str:
+        status, out, err = run("check", folder, *words)
+        assert status == 0, out + err
+        return err.split(":")[0] if "credential_unused" in err else err
+
+    assert "credential_unchecked" in named()
+    for place in ("default", "filed", "environment", "flag"):
+        (tmp_path / f"{place}.yaml").write_text(text)
+    (home / "credentials.yaml").write_text(text)
+    assert named() == str(home / "credentials.yaml")
+    (home / "egressd.yaml").write_text(f"credentials: {tmp_path / 'filed.yaml'}\n")
+    assert named() == str(tmp_path / "filed.yaml")
+    monkeypatch.setenv("EGRESSD_CREDENTIALS", str(tmp_path / "environment.yaml"))
+    assert named() == str(tmp_path / "environment.yaml")
+    assert named("--credentials", tmp_path / "flag.yaml") == str(tmp_path / "flag.yaml")
+
+
+def test_a_credentials_file_that_was_named_must_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EGRESSD_CREDENTIALS", str(tmp_path / "none.yaml"))
+    status, out, _ = run("check", RULES)
+    assert status == 2
+    assert f"{tmp_path / 'none.yaml'}:1:1: unreadable: " in out
 
 
 def test_rules_are_found_by_flag_then_variable_then_file_then_default(

@@ -51,6 +51,38 @@ def test_json_is_one_object() -> None:
     assert found["tried"][0]["standing"] == "misses"
 
 
+def keyed(request: str, *words: str | Path) -> tuple[int, str, str]:
+    whole = RULES.parent / "tests" / "golden" / "15-a-credential"
+    given = ("--credentials", whole / "credentials.yaml", "--profile", "box")
+    return run("explain", request, "--rules", whole / "rules", *given, *words)
+
+
+def test_the_credential_is_named_with_its_field_its_rule_and_its_binding() -> None:
+    status, out, _ = keyed("POST https://api.example.com/v1/messages")
+    assert status == 0
+    assert "  credential: models, in the header field x-api-key\n    rule models names it (" in out
+    assert "credentials.yaml:6)\n" in out
+    _, out, _ = keyed("GET https://docs.example.com/")
+    assert "  credential: none (rule docs names none)\n" in out
+
+
+def test_json_has_the_credential() -> None:
+    found = json.loads(keyed("POST https://api.example.com/v1/messages", "--json")[1])["credential"]
+    assert (found["name"], found["how"]) == ("models", "in the header field x-api-key")
+    assert found["for"].endswith("credentials.yaml:6")
+    assert json.loads(explain(ALLOWED, "--profile", "coding-agent", "--json")[1])["credential"] is None
+
+
+def test_a_bad_credentials_file_is_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "credentials.yaml").write_text("schema: 1\ncredentials: {a: hunter2}\n")
+    status, out, err = explain(
+        ALLOWED, "--profile", "coding-agent", "--credentials", str(tmp_path / "credentials.yaml")
+    )
+    assert (status, out) == (2, "")
+    assert "credentials.yaml:2:18: wrong_type: " in err
+    assert "hunter2" not in err
+
+
 def test_the_profile_may_come_from_the_environment_and_has_no_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

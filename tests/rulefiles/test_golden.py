@@ -79,7 +79,8 @@ def test_a_file_over_the_most_is_too_large(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", LESSONS)
 def test_a_lesson_comes_out_as_written(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(GOLDEN / name)
-    rules = load_rules(Path("rules"), now=NOW)
+    credentials = Path("credentials.yaml")
+    rules = load_rules(Path("rules"), now=NOW, credentials=credentials if credentials.exists() else None)
     assert isinstance(rules, Rules), str(rules)
     shown = [str(warning) for warning in rules.warnings]
     for line in Path("requests.txt").read_text().splitlines():
