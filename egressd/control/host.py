@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from ipaddress import IPv6Address
 from pathlib import Path
 
@@ -22,6 +23,15 @@ def local_addresses(proc: Path = Path("/proc/self/net")) -> tuple[str, ...]:
     for line in _lines(proc / "if_inet6"):
         found.add(str(IPv6Address(bytes.fromhex(line.split()[0]))))
     return tuple(sorted(found))
+
+
+def may_become(uid: int) -> bool:
+    """Whether this process can take another uid: it is root and its user namespace maps that uid."""
+    if os.geteuid() != 0:
+        return False
+    with open("/proc/self/uid_map", encoding="utf-8") as file:
+        ranges = [tuple(map(int, line.split())) for line in file]
+    return any(inside <= uid < inside + count for inside, _, count in ranges)
 
 
 def _lines(path: Path) -> list[str]:

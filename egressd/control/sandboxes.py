@@ -37,7 +37,7 @@ class SandboxState:
     """One sandbox as control keeps it.
 
     `pairs` are the synthetic names in the order they were given; `levels` what its worker told of its limits' buckets: what is
-    left, and when (monotonic seconds) it was told.
+    left, and when (monotonic seconds) it was told; `placeholders` what it holds in the place of keys, by credential.
     """
 
     id: str
@@ -47,6 +47,7 @@ class SandboxState:
     traceparent: str | None = None
     pairs: dict[str, str] = field(default_factory=dict)
     levels: dict[Key, tuple[float, float]] = field(default_factory=dict)
+    placeholders: dict[str, str] = field(default_factory=dict)
     _kept: tuple[EffectivePolicy, frozenset[Key]] | None = None
 
     @property

@@ -20,22 +20,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from egressd.control.ca import Authority, issue_worker_intermediate
-from egressd.control.host import local_addresses
+from egressd.control.host import local_addresses, may_become
+from egressd.control.lending import Lending
 from egressd.control.process import WorkerProcess
 from egressd.control.reconciliation import Kind
 from egressd.control.recording import Recording
 from egressd.control.sandboxes import SandboxState
 from egressd.control.voice import say
+from egressd.credentials.lease import Lease
 from egressd.gate.channel import Channel, ChannelBroken, sealed
 from egressd.gate.messages import (
     TO_CONTROL,
     Adopt,
     Adopted,
+    Ask,
     Configure,
     Gone,
     Identity,
+    Lent,
     Pair,
     Ready,
+    Recall,
     Records,
     Renew,
     Revoke,
@@ -51,6 +56,10 @@ from egressd.journal.writer import BadRecord, Journal
 from egressd.policy.effective import EffectivePolicy
 from egressd.policy.reasons import Reason
 
+_ASKED = 256
+"""Questions for a lease that are open at a time; further ones are refused at once."""
+_RECALLED = 1000
+"""Leases that one message ends."""
 WORKER_UID = 1337
 """The uid and gid a worker takes when control is root; no sandbox may have it."""
 _START_TIMEOUT = 20.0
@@ -93,13 +102,19 @@ class Supervisor:
         *,
         failed: Callable[[str], None] = say,
         first: WorkerProcess | None = None,
+        lending: Lending | None = None,
     ) -> None:
-        """Nothing runs before `start`, but for `first`: a process that was started early, to be the first worker."""
+        """Nothing runs before `start`, but for `first`: a process that was started early, to be the first worker.
+
+        Without `lending` no worker gets a credential.
+        """
         self._settings = settings
         self._authority = authority
         self._records = Recording(journal)
         self._failed = failed
         self._first = first
+        self._lending = lending
+        self._asked = 0
         self._sandboxes: dict[str, SandboxState] = {}
         self._worker: _Worker | None = None
         self._departed: deque[str] = deque(maxlen=256)  # a last record of theirs may still be on its way
@@ -166,6 +181,16 @@ class Supervisor:
         self._departed.append(sandbox_id)
         for listener in sandbox.listeners:
             listener.socket.close()
+        if self._lending is not None:  # last: nothing of it is under way any more
+            await self._lending.end(sandbox_id)
+
+    def recall(self, leases: Sequence[str]) -> None:
+        """Have the worker end these leases (by id), and what is under way with them."""
+        for start in range(0, len(leases), _RECALLED):
+            try:
+                self._send(Recall(leases=tuple(leases[start : start + _RECALLED])))
+            except OSError as error:
+                self._lose(f"cannot be told of ended leases: {error.strerror}")
 
     async def stop(self) -> None:
         """End every sandbox and the worker; afterwards no record of a worker is written any more."""
@@ -226,7 +251,7 @@ class Supervisor:
         return worker
 
     def _configure(self, worker: _Worker) -> None:
-        identity = Identity(uid=WORKER_UID, gid=WORKER_UID) if _may_become(WORKER_UID) else None
+        identity = Identity(uid=WORKER_UID, gid=WORKER_UID) if may_become(WORKER_UID) else None
         message = Configure(
             worker=worker.name,
             settings=self._settings,
@@ -249,6 +274,7 @@ class Supervisor:
             labels=sandbox.labels,
             traceparent=sandbox.traceparent,
             listeners=tuple(listener.spec for listener in sandbox.listeners),
+            placeholders=sandbox.placeholders,
         )
         payloads = sandbox.policy_payload(), sandbox.pairs_payload(), levels
         # ChannelBroken: it is dying, and its successor gets the sandbox
@@ -257,7 +283,7 @@ class Supervisor:
                 message, [*fds, *(listener.socket.fileno() for listener in sandbox.listeners)]
             )
 
-    def _send(self, message: Adopt | Revoke | Renew, payloads: Sequence[bytes] = ()) -> None:
+    def _send(self, message: Adopt | Revoke | Renew | Recall, payloads: Sequence[bytes] = ()) -> None:
         """Tell the worker, if there is one; raises OSError where it could not be told."""
         if self._worker is None:
             return
@@ -325,6 +351,8 @@ class Supervisor:
                 self._on_records(worker, message)
             case Pair() | Spent():
                 self._keep(worker, message)
+            case Ask():
+                self._on_ask(worker, message)
             case Ready():
                 if not worker.ready.done():
                     worker.ready.set_result(None)
@@ -347,6 +375,32 @@ class Supervisor:
             sandbox.keep_pair(message.name, message.address)
         with contextlib.suppress(ChannelBroken):  # it has died meanwhile
             worker.channel.send(Stored(pair=message.pair))
+
+    def _on_ask(self, worker: _Worker, message: Ask) -> None:
+        sandbox = self._sandboxes.get(message.sandbox)
+        if sandbox is None or self._lending is None or worker is not self._worker or self._asked >= _ASKED:
+            self._lent(worker, message, None)
+            return
+        self._asked += 1
+        self._task(self._lend(worker, self._lending, sandbox, message))
+
+    async def _lend(self, worker: _Worker, lending: Lending, sandbox: SandboxState, message: Ask) -> None:
+        try:
+            lease = await lending.lend(sandbox, message)
+        finally:
+            self._asked -= 1
+        # It may have ended while its source was asked.
+        still = worker is self._worker and self._sandboxes.get(message.sandbox) is sandbox
+        self._lent(worker, message, lease if still else None)
+
+    def _lent(self, worker: _Worker, message: Ask, lease: Lease | None) -> None:
+        """Answer a question; ChannelBroken: who asked has died meanwhile."""
+        payloads = () if lease is None else (lease.model_dump_json().encode(),)
+        try:
+            with _sealed(*payloads) as fds, contextlib.suppress(ChannelBroken):
+                worker.channel.send(Lent(ticket=message.ticket, ok=lease is not None), fds)
+        except OSError as error:  # it waits in vain, and says that it has none
+            say(f"a lease could not be handed over: {error.strerror}")
 
     def _on_records(self, worker: _Worker, message: Records) -> None:
         allowed = self._sandboxes.keys() | set(self._departed)
@@ -403,15 +457,6 @@ class Supervisor:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _may_become(uid: int) -> bool:
-    """Whether this process can take another uid: it is root and its user namespace maps that uid."""
-    if os.geteuid() != 0:
-        return False
-    with open("/proc/self/uid_map", encoding="utf-8") as file:
-        ranges = [tuple(map(int, line.split())) for line in file]
-    return any(inside <= uid < inside + count for inside, _, count in ranges)
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from egressd.gate import isolation
+from egressd.gate.borrowing import Borrowing
 from egressd.gate.channel import Channel, ChannelBroken, receive, unsealed
 from egressd.gate.connection import Services
 from egressd.gate.denials import Remembering
@@ -44,16 +45,20 @@ from egressd.gate.floods import Folding
 from egressd.gate.inspector import warm as warm_inspector
 from egressd.gate.inspector.site import BadAddon, load_addons
 from egressd.gate.inspector.upstream import trusted
+from egressd.gate.leases import Leases
 from egressd.gate.limits import Budget, Kind, Level
 from egressd.gate.messages import (
     TO_WORKER,
     Adopt,
     Adopted,
+    Ask,
     Configure,
     Gone,
+    Lent,
     ListenerSpec,
     Pair,
     Ready,
+    Recall,
     Renew,
     Revoke,
     Serve,
@@ -136,7 +141,9 @@ class Worker:
 
     def __init__(self, services: Services, recorder: ChannelRecorder) -> None:
         """Build the worker before it has a channel."""
-        self._services = services
+        self._borrowing = Borrowing()
+        self._leases = Leases(self._borrowing.ask)
+        self._services = dataclasses.replace(services, leases=self._leases)
         self._recorder = recorder
         self._tenants: dict[str, _Tenant] = {}
         self._pairs: dict[int, asyncio.Future[None]] = {}
@@ -151,6 +158,7 @@ class Worker:
         self._over = loop.create_future()
         self._channel = Channel(sock, TO_WORKER, self._on_message, self._on_closed)
         self._recorder.attach(self._channel)
+        self._borrowing.attach(self._send)
         self._channel.send(Ready())
         return await self._over
 
@@ -175,12 +183,22 @@ class Worker:
                 task = asyncio.get_running_loop().create_task(self._revoke(message))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
+            case Lent():
+                self._borrowing.lent(message, fds)
+            case Recall():
+                self._recall(message)
             case Configure():
                 raise ValueError("configured twice")
 
-    def _send(self, message: Ready | Serving | Adopted | Gone | Pair | Spent) -> None:
+    def _send(self, message: Ready | Serving | Adopted | Gone | Pair | Spent | Ask) -> None:
         assert self._channel is not None
         self._channel.send(message)
+
+    def _recall(self, message: Recall) -> None:
+        for lease in message.leases:
+            self._leases.withdraw(lease)
+        for tenant in self._tenants.values():
+            tenant.rejudge()
 
     def _serve(self, message: Serve, fds: list[int]) -> None:
         if message.sandbox in self._tenants or len(fds) != len(message.listeners) + 3:
@@ -194,6 +212,8 @@ class Worker:
         )
         budget.restore(time.monotonic(), policy.effective, read_levels(unsealed(fds.pop(0))))
         sandbox = Sandbox(message.sandbox, policy, names, budget, dict(message.labels), message.traceparent)
+        sandbox.placeholders.update(message.placeholders)
+        self._services.placeholders.update(message.placeholders.values())
         tenant = self._tenants[sandbox.id] = _Tenant(sandbox, self._services)
         tenant.dns = DnsServer(
             sandbox,
@@ -244,6 +264,7 @@ class Worker:
         for sandbox in message.sandboxes:
             if (tenant := self._tenants.get(sandbox)) is not None:
                 tenant.sandbox.policy = policy
+                self._leases.forget(sandbox)
                 tenant.sandbox.budget.adopt(time.monotonic(), policy.effective)
                 tenant.rejudge()
         self._send(Adopted(sandboxes=message.sandboxes, policy=policy.digest))
@@ -252,6 +273,8 @@ class Worker:
         tenant = self._tenants.pop(message.sandbox, None)
         if tenant is not None:
             await tenant.close(Reason(message.reason))
+            self._leases.forget(message.sandbox)
+            self._services.placeholders.difference_update(tenant.sandbox.placeholders.values())
             self._recorder.flush()
         self._send(Gone(sandbox=message.sandbox))
 
