@@ -35,6 +35,9 @@ _SAFE: Final = ":@!$&'()*+,=~"
 _PARTS: Final = frozenset({"range", "if-range", "x-amz-range", "x-ms-range", "x-goog-range"})
 """A part of a body hides from the mask; some storage services have a field of their own for it."""
 
+_IN_BODY: Final = frozenset({"sec-websocket-extensions", "grpc-accept-encoding", "connect-accept-encoding"})
+"""Offers of codings message by message, which the mask does not read: an answer that takes one is refused."""
+
 _CODINGS: Final = ("gzip", "identity")
 """What is decoded to be masked."""
 
@@ -219,7 +222,7 @@ def _narrowed(fields: tuple[Field, ...], lease: Lease) -> tuple[Field, ...]:
         folded = fold(name)
         if folded == "accept-encoding":
             codings.append(value)
-        elif lease.range or folded not in _PARTS:
+        elif folded not in _IN_BODY and (lease.range or folded not in _PARTS):
             left.append((name, value))
     return (*left, (b"Accept-Encoding", _coding(b",".join(codings))))
 
