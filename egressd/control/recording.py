@@ -103,6 +103,7 @@ class Recording:
             policy=sandbox.policy.digest(),
             labels=sandbox.labels or None,
             traceparent=sandbox.traceparent,
+            source=sandbox.source,
             detail=detail,
         )
         self.write([record.as_dict()])

@@ -7,6 +7,7 @@ import secrets
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from egressd.gate.limits import Key, Kind, kept
 from egressd.gate.messages import ListenerKind, ListenerSpec
@@ -20,16 +21,22 @@ def new_sandbox_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class SandboxListener:
-    """A listening socket made inside the sandbox's namespace; control keeps it for as long as the sandbox lives."""
+    """A listening socket of a sandbox, or shared; control keeps it for as long as it is served.
+
+    `port` and `hops` as in `ListenerSpec`.
+    """
 
     kind: ListenerKind
     family: int
     socket: socket.socket
+    port: int = 0
+    hops: tuple[str, ...] = ()
 
     @property
     def spec(self) -> ListenerSpec:
         """What the worker is told of it."""
-        return ListenerSpec.model_validate({"kind": self.kind, "family": self.family})
+        fields = {"kind": self.kind, "family": self.family, "port": self.port, "hops": self.hops}
+        return ListenerSpec.model_validate(fields)
 
 
 @dataclass(slots=True)
@@ -38,6 +45,7 @@ class SandboxState:
 
     `pairs` are the synthetic names in the order they were given; `levels` what its worker told of its limits' buckets: what is
     left, and when (monotonic seconds) it was told; `placeholders` what it holds in the place of keys, by credential.
+    `token` (the SHA-256 of its proxy token, hex), `source`, `answers` and `own` as in `messages.Serve`.
     """
 
     id: str
@@ -45,6 +53,10 @@ class SandboxState:
     listeners: Sequence[SandboxListener]
     labels: dict[str, str] = field(default_factory=dict)
     traceparent: str | None = None
+    token: str | None = None
+    source: str | None = None
+    answers: Literal["synthetic", "self"] = "synthetic"
+    own: tuple[str, ...] = ()
     pairs: dict[str, str] = field(default_factory=dict)
     levels: dict[Key, tuple[float, float]] = field(default_factory=dict)
     placeholders: dict[str, str] = field(default_factory=dict)

@@ -26,6 +26,7 @@ from egressd.control.process import WorkerProcess
 from egressd.control.reconciliation import Kind
 from egressd.control.recording import Recording
 from egressd.control.sandboxes import SandboxState
+from egressd.control.sources import SharedListeners, Sources
 from egressd.control.voice import say
 from egressd.credentials.lease import Lease
 from egressd.gate.channel import Channel, ChannelBroken, sealed
@@ -34,6 +35,8 @@ from egressd.gate.messages import (
     Adopt,
     Adopted,
     Ask,
+    Claim,
+    Claimed,
     Configure,
     Gone,
     Identity,
@@ -46,12 +49,16 @@ from egressd.gate.messages import (
     Revoke,
     Serve,
     Serving,
+    Share,
+    Sharing,
     Spent,
     Stored,
     ToControl,
+    Unshare,
     Written,
 )
 from egressd.gate.settings import Settings
+from egressd.journal.record import NOBODY
 from egressd.journal.writer import BadRecord, Journal
 from egressd.policy.effective import EffectivePolicy
 from egressd.policy.reasons import Reason
@@ -103,10 +110,11 @@ class Supervisor:
         failed: Callable[[str], None] = say,
         first: WorkerProcess | None = None,
         lending: Lending | None = None,
+        sources: Sources | None = None,
     ) -> None:
         """Nothing runs before `start`, but for `first`: a process that was started early, to be the first worker.
 
-        Without `lending` no worker gets a credential.
+        Without `lending` no worker gets a credential. `sources` are those of every worker, where there are several.
         """
         self._settings = settings
         self._authority = authority
@@ -116,6 +124,8 @@ class Supervisor:
         self._lending = lending
         self._asked = 0
         self._sandboxes: dict[str, SandboxState] = {}
+        self._shares: dict[str, SharedListeners] = {}
+        self._sources = sources or Sources()
         self._worker: _Worker | None = None
         self._departed: deque[str] = deque(maxlen=256)  # a last record of theirs may still be on its way
         self._deaths = 0
@@ -136,7 +146,12 @@ class Supervisor:
         self._task(self._renew())
 
     async def add(self, sandbox: SandboxState) -> None:
-        """Have the sandbox carried; returns once its sockets are served, raises WorkerFailed."""
+        """Have the sandbox carried; returns once its sockets are served.
+
+        Raises WorkerFailed, and ValueError where its source is another's.
+        """
+        if sandbox.source is not None and not self._sources.claim(sandbox.id, sandbox.source):
+            raise ValueError(f"{sandbox.source} is the source of another sandbox")
         self._sandboxes[sandbox.id] = sandbox
         self._records.begin(sandbox.id)
         self._records.note("sandbox", sandbox, "created")
@@ -178,6 +193,7 @@ class Supervisor:
         self._records.end_all({sandbox_id}, reason)
         self._records.note("sandbox", sandbox, "gone")
         del self._sandboxes[sandbox_id]
+        self._sources.release(sandbox_id)
         self._departed.append(sandbox_id)
         for listener in sandbox.listeners:
             listener.socket.close()
@@ -192,8 +208,32 @@ class Supervisor:
             except OSError as error:
                 self._lose(f"cannot be told of ended leases: {error.strerror}")
 
+    async def share(self, shared: SharedListeners) -> None:
+        """Have listeners served for every sandbox that proves itself there; raises WorkerFailed."""
+        self._shares[shared.id] = shared
+        sharing = self._expect("sharing", shared.id)
+        if self._worker is not None:
+            self._give_shared(self._worker, shared)
+        await self._await(sharing, "the worker did not serve the shared listeners")
+
+    async def unshare(self, shared_id: str) -> None:
+        """Close shared listeners, here and in the worker; connections whose sandbox was known go on."""
+        shared = self._shares.get(shared_id)
+        if shared is None:
+            return
+        if self._worker is not None:
+            closed = self._expect("sharing", shared_id)
+            self._send(Unshare(share=shared_id))
+            with contextlib.suppress(WorkerFailed):
+                await self._await(closed, "the worker did not close the shared listeners", seconds=3.0)
+        self._shares.pop(shared_id, None)
+        for listener in shared.listeners:
+            listener.socket.close()
+
     async def stop(self) -> None:
         """End every sandbox and the worker; afterwards no record of a worker is written any more."""
+        for shared_id in tuple(self._shares):
+            await self.unshare(shared_id)
         for sandbox_id in tuple(self._sandboxes):
             await self.remove(sandbox_id, shutdown=True)
         self._stopping = True
@@ -226,6 +266,8 @@ class Supervisor:
             self._worker = worker
             for sandbox in self._sandboxes.values():
                 self._give(worker, sandbox)
+            for shared in self._shares.values():
+                self._give_shared(worker, shared)
         except BaseException as error:
             if self._worker is worker:
                 self._worker = None
@@ -275,6 +317,10 @@ class Supervisor:
             traceparent=sandbox.traceparent,
             listeners=tuple(listener.spec for listener in sandbox.listeners),
             placeholders=sandbox.placeholders,
+            token=sandbox.token,
+            source=sandbox.source,
+            answers=sandbox.answers,
+            own=sandbox.own,
         )
         payloads = sandbox.policy_payload(), sandbox.pairs_payload(), levels
         # ChannelBroken: it is dying, and its successor gets the sandbox
@@ -283,7 +329,17 @@ class Supervisor:
                 message, [*fds, *(listener.socket.fileno() for listener in sandbox.listeners)]
             )
 
-    def _send(self, message: Adopt | Revoke | Renew | Recall, payloads: Sequence[bytes] = ()) -> None:
+    def _give_shared(self, worker: _Worker, shared: SharedListeners) -> None:
+        specs = tuple(listener.spec for listener in shared.listeners)
+        with contextlib.suppress(ChannelBroken):  # as above
+            worker.channel.send(
+                Share(share=shared.id, listeners=specs),
+                [listener.socket.fileno() for listener in shared.listeners],
+            )
+
+    def _send(
+        self, message: Adopt | Revoke | Renew | Recall | Unshare, payloads: Sequence[bytes] = ()
+    ) -> None:
         """Tell the worker, if there is one; raises OSError where it could not be told."""
         if self._worker is None:
             return
@@ -356,8 +412,17 @@ class Supervisor:
             case Ready():
                 if not worker.ready.done():
                     worker.ready.set_result(None)
+            case Claim():
+                self._on_claim(worker, message)
+            case Serving() | Sharing() | Gone() | Adopted():
+                self._on_done(message)
+
+    def _on_done(self, message: Serving | Sharing | Gone | Adopted) -> None:
+        match message:
             case Serving():
                 self._met("serving", message.sandbox)
+            case Sharing():
+                self._met("sharing", message.share)
             case Gone():
                 self._met("gone", message.sandbox)
             case Adopted():
@@ -402,8 +467,19 @@ class Supervisor:
         except OSError as error:  # it waits in vain, and says that it has none
             say(f"a lease could not be handed over: {error.strerror}")
 
+    def _on_claim(self, worker: _Worker, message: Claim) -> None:
+        """Keep a source as a sandbox's, once and for as long as it lives."""
+        sandbox = self._sandboxes.get(message.sandbox)
+        ok = sandbox is not None and sandbox.source in (None, message.source)
+        ok = ok and self._sources.claim(message.sandbox, message.source)
+        if ok and sandbox is not None and sandbox.source is None:
+            sandbox.source = message.source
+            self._records.note("sandbox", sandbox, "bound to its source")
+        with contextlib.suppress(ChannelBroken):  # it has died meanwhile
+            worker.channel.send(Claimed(claim=message.claim, ok=ok))
+
     def _on_records(self, worker: _Worker, message: Records) -> None:
-        allowed = self._sandboxes.keys() | set(self._departed)
+        allowed = self._sandboxes.keys() | set(self._departed) | {NOBODY}
         if self._records.may_block and not self._stopping:
             self._task(self._commit(worker, message, allowed))
         else:  # BadRecord: what no sound worker sends ends it

@@ -20,7 +20,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from egressd.gate.dns.synthetic import SyntheticNames
 from egressd.gate.dns.upstream import Resolver
 from egressd.gate.door.accept import Acceptor
 from egressd.gate.door.entrance import Entrance
+from egressd.gate.door.hops import read_networks
 from egressd.gate.door.tokens import read_address
 from egressd.gate.door.visit import Visit
 from egressd.gate.floods import Folding
@@ -52,6 +53,8 @@ from egressd.gate.messages import (
     Adopt,
     Adopted,
     Ask,
+    Claim,
+    Claimed,
     Configure,
     Gone,
     Lent,
@@ -63,14 +66,18 @@ from egressd.gate.messages import (
     Revoke,
     Serve,
     Serving,
+    Share,
+    Sharing,
     Spent,
     Stored,
     ToWorker,
+    Unshare,
     Written,
 )
 from egressd.gate.packet_log import PacketLog
 from egressd.gate.reporting import ChannelRecorder
 from egressd.gate.sandbox import Sandbox
+from egressd.gate.sharing import Sharing as SharedListeners
 from egressd.gate.tls.leaves import Issuer, Leaves
 from egressd.policy.attempt import Name
 from egressd.policy.compile import CompiledPolicy, compile_policy
@@ -146,6 +153,7 @@ class Worker:
         self._services = dataclasses.replace(services, leases=self._leases)
         self._recorder = recorder
         self._tenants: dict[str, _Tenant] = {}
+        self._shared = SharedListeners(services, self._tenants.get, self._send)
         self._pairs: dict[int, asyncio.Future[None]] = {}
         self._pair = 0
         self._channel: Channel[Any] | None = None
@@ -180,17 +188,26 @@ class Worker:
             case Renew():
                 self._services.leaves.replace_issuer(read_issuer(unsealed(fds.pop(0))))
             case Revoke():
-                task = asyncio.get_running_loop().create_task(self._revoke(message))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._task(self._revoke(message))
             case Lent():
                 self._borrowing.lent(message, fds)
             case Recall():
                 self._recall(message)
+            case Share() | Unshare() | Claimed():
+                self._on_shared(message, fds)
             case Configure():
                 raise ValueError("configured twice")
 
-    def _send(self, message: Ready | Serving | Adopted | Gone | Pair | Spent | Ask) -> None:
+    def _on_shared(self, message: Share | Unshare | Claimed, fds: list[int]) -> None:
+        if isinstance(message, Claimed):
+            self._shared.claimed(message)
+        elif isinstance(message, Unshare):
+            self._task(self._unshare(message.share))
+        else:
+            self._shared.share(message, [socket.socket(fileno=fd) for fd in fds])
+            self._send(Sharing(share=message.share))
+
+    def _send(self, message: Ready | Serving | Sharing | Adopted | Gone | Pair | Claim | Spent | Ask) -> None:
         assert self._channel is not None
         self._channel.send(message)
 
@@ -225,6 +242,7 @@ class Worker:
         for spec in message.listeners:
             sock = socket.socket(fileno=fds.pop(0))
             self._listen(spec, sock, tenant)
+        self._shared.enter(message)
         tenant.rejudge()
         self._send(Serving(sandbox=sandbox.id))
 
@@ -237,7 +255,7 @@ class Worker:
         elif spec.kind == "nflog":
             tenant.closers.append(PacketLog(sock, tenant.sandbox, tenant.services.recorder).close)
         else:
-            entrance = Entrance(spec.kind, spec.port)
+            entrance = Entrance(spec.kind, spec.port, hops=read_networks(spec.hops))
             acceptor = Acceptor(sock, lambda client: tenant.visit(client, entrance))
             tenant.closers.append(acceptor.close)
 
@@ -269,7 +287,18 @@ class Worker:
                 tenant.rejudge()
         self._send(Adopted(sandboxes=message.sandboxes, policy=policy.digest))
 
+    async def _unshare(self, share: str) -> None:
+        await self._shared.unshare(share)
+        self._recorder.flush()
+        self._send(Sharing(share=share))
+
+    def _task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     async def _revoke(self, message: Revoke) -> None:
+        self._shared.leave(message.sandbox)
         tenant = self._tenants.pop(message.sandbox, None)
         if tenant is not None:
             await tenant.close(Reason(message.reason))

@@ -7,11 +7,14 @@ import re
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Final, Literal
 
 from egressd.gate.connection import Channel
 from egressd.gate.door import socks
 from egressd.gate.door.connect import Absolute, BadHead, NeedMore, Tunnel, parse_proxy_head
+from egressd.gate.door.hops import PREFIX, BadHop, Forwarded, Networks, bare, is_listed, read_hop
+from egressd.gate.door.hops import NeedMore as NeedMoreOfHop
 from egressd.gate.door.socks import BadSocks, Login
 from egressd.policy.attempt import Address, Name
 from egressd.policy.names import BadHost, parse_authority
@@ -36,7 +39,8 @@ class Entrance:
     """The listener that a connection came by, and what was learned of it before its sandbox was known.
 
     `port` is what a `direct` listener stands for. `source` is set where sandboxes are told apart by it. `data` was read from
-    the socket already; `greeted` says that a SOCKS client has been through its authentication.
+    the socket already; `greeted` says that a SOCKS client has been through its authentication. A connection of one of the
+    `hops` still begins with its PROXY protocol header.
     """
 
     way: Way = "transparent"
@@ -44,6 +48,7 @@ class Entrance:
     source: Address | None = None
     data: bytes = b""
     greeted: bool = False
+    hops: Networks = ()
 
 
 TRANSPARENT: Final = Entrance()
@@ -95,6 +100,31 @@ class Listening:
                 await self._loop.sock_sendall(self.sock, data)
         except (OSError, TimeoutError):
             return
+
+
+async def source_of(sock: socket.socket, hops: Networks, seconds: float) -> Address | BadHop:
+    """Return where a connection comes from: a listed hop must say it first, and no byte behind its header is read."""
+    try:
+        peer = bare(ip_address(sock.getpeername()[0]))
+        if not is_listed(peer, hops):
+            return peer
+        loop, data, wanted = asyncio.get_running_loop(), b"", NeedMoreOfHop(PREFIX)
+        async with asyncio.timeout(seconds):
+            while True:
+                more = await loop.sock_recv(sock, wanted.size - len(data))
+                if not more:
+                    return BadHop("a PROXY protocol header that was cut off")
+                data += more
+                found = read_hop(data)
+                if isinstance(found, Forwarded):
+                    return found.source or peer
+                if isinstance(found, BadHop):
+                    return found
+                wanted = found
+    except TimeoutError:
+        return BadHop("no PROXY protocol header in time")
+    except OSError:
+        return BadHop("the connection was gone before its PROXY protocol header")
 
 
 async def proxy_head(listening: Listening) -> Tunnel | Absolute | BadHead:

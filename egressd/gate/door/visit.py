@@ -34,7 +34,9 @@ from egressd.gate.door.entrance import (
     greet,
     proxy_head,
     socks_request,
+    source_of,
 )
+from egressd.gate.door.hops import BadHop
 from egressd.gate.door.judgement import Judgement
 from egressd.gate.door.socks import BadSocks
 from egressd.gate.door.splice import Splice, reset_on_close
@@ -200,6 +202,13 @@ class Visit:
     # the destination
 
     async def _enter(self) -> None:
+        if self.entrance.hops:
+            settings = self.connection.services.settings
+            source = await source_of(self.sock, self.entrance.hops, settings.first_bytes_timeout)
+            if isinstance(source, BadHop):
+                self._deny(Reason.BAD_HOP, source.detail)
+                return
+            self.connection.source = source
         match self.entrance.way:
             case "transparent":
                 await self._transparent()
