@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from egressd.policy.model import Id, Said, SchemaVersion, Text, Texts, UnfitError
 
@@ -93,6 +93,8 @@ type Lifetime = Annotated[int, Field(ge=60, le=MOST_LIFETIME)]
 
 class _Choice(Said):
     """Exactly one of its keys is given."""
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
 
     @model_validator(mode="after")
     def _one(self) -> Self:

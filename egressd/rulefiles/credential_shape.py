@@ -13,12 +13,6 @@ from egressd.rulefiles.problems import Code, Findings
 _BARE = frozenset({"oauth2", "github_app", "gcp", "azure", "kubernetes", "exec"})
 """Sources whose tokens come without the word `Bearer`."""
 
-_NEEDS = {
-    "client_credentials": ("client_id",),
-    "refresh_token": ("refresh_token",),
-    "jwt_bearer": ("key",),
-    "token_exchange": ("subject_token",),
-}
 _ONLY_FOR = {
     "refresh_token": ("refresh_token",),
     "subject_token": ("token_exchange",),
@@ -62,8 +56,9 @@ class _One:
 
     def check_source(self) -> None:
         source = self._credential.source
-        if source.exec is not None and not source.exec.command[0].startswith("/"):
-            message = "a command without its whole path: which one runs would depend on PATH"
+        command = source.exec.command[0] if source.exec is not None else "/"
+        if "/" in command and not command.startswith("/"):
+            message = "a relative path: which command runs would depend on where egressd starts"
             self._note(
                 ("source", "exec", "command", 0), Code.BAD_VALUE, message, "like /usr/local/bin/forge-token"
             )
@@ -80,9 +75,6 @@ class _One:
 
     def _check_oauth2(self, oauth2: OAuth2Source) -> None:
         where = ("source", "oauth2")
-        for key in _NEEDS[oauth2.grant]:
-            if getattr(oauth2, key) is None:
-                self._note(where, Code.MISSING_KEY, f"the grant {oauth2.grant} needs `{key}`", f"add `{key}`")
         for key, grants in _ONLY_FOR.items():
             if getattr(oauth2, key) is not None and oauth2.grant not in grants:
                 message = f"`{key}` is not for the grant {oauth2.grant}"

@@ -26,7 +26,7 @@ _HINTS = {
     **dict.fromkeys(("file", "ca"), "the whole path, like /run/secrets/NAME"),
     "env": "a variable of egressd's own environment, like FORGE_TOKEN",
     **dict.fromkeys(
-        ("token_url", "iam_url", "address", "endpoint", "server", "api", "authority"),
+        ("token_url", "revocation_url", "iam_url", "address", "endpoint", "server", "api", "authority"),
         "begin with https://; only a service of this machine may be plain: http://127.0.0.1:8200",
     ),
     "source": "exactly one, like `source: {file: /run/secrets/NAME}`",
@@ -37,6 +37,10 @@ _HINTS = {
     "credentials": "like `credentials: {forge: {for: [...], source: {...}, attach: {...}}}`",
     "client_credentials": "strip takes the sandbox's own keys out, deny refuses the request",
     "bearer": "write `bearer: true`; the secret comes from `source` by itself",
+    **dict.fromkeys(
+        ("header", "headers", "slots"), "a header field's name that carries keys, like x-api-key"
+    ),
+    **dict.fromkeys(("timeout", "duration", "lifetime", "length"), "a whole number within these bounds"),
     "placeholder": "like `placeholder: {variable: API_KEY, prefix: sk-, length: 51, headers: [x-api-key]}`",
     "command": "a list: [/usr/local/bin/NAME, argument]",
     "hosts": "a list of names, like [api.example.com]",
@@ -126,28 +130,34 @@ def _reworded(said: Told, detail: Mapping[str, Any]) -> Told:
     hint = (
         _HINTS.get(named[-1], _EXAMPLE) if named else f"begin with `schema: 1` and `credentials:`; {_EXAMPLE}"
     )
-    if kind in ("model_type", "model_attributes_type", "dict_type") and isinstance(given, str):
-        message = f"expected a mapping, found a text: {secrets.NEVER}"
+    if kind in ("model_type", "model_attributes_type", "dict_type") and isinstance(given, str | int | float):
+        message = f"expected a mapping, found {_kind(given)}: {secrets.NEVER}"
         if detail.get("ctx", {}).get("class_name") == "SecretRef":
             return replace(said, code=Code.INLINE_SECRET, message=message, hint=secrets.REFER)
         return replace(said, message=message, hint=hint)
     message = said.message.removeprefix("this: ")
-    return replace(
-        said, message=f"no such `{last}`" if message == "this" else message, hint=_own(said, kind) or hint
-    )
+    if said.message.startswith("this") and message == said.message:
+        message = f"no such `{last}`{said.message.removeprefix('this')}"
+    return replace(said, message=message, hint=_own(said, kind, last) or hint)
 
 
-def _own(said: Told, kind: str) -> str:
+def _kind(given: str | float) -> str:
+    return "a text" if isinstance(given, str) else "a number"
+
+
+def _own(said: Told, kind: str, last: str) -> str:
     """The hint that was there already, where it says more than the key's own and holds nothing of the file."""
-    return said.hint if kind in ("literal_error", "missing", "too_short", "string_too_short") else ""
+    said_better = kind in ("literal_error", "too_short", "string_too_short") and last != "bearer"
+    return said.hint if said_better else ""
 
 
 def _unknown(said: Told, key: str, given: object) -> Told:
     shown = quoted(key) if secrets.is_word(key) else "a key that nothing here is called"
     if secrets.says_secret(key) and not isinstance(given, dict | list):
         return replace(said, code=Code.INLINE_SECRET, message=f"{shown}: {secrets.NEVER}", hint=secrets.REFER)
-    near = said.message[said.message.index(" (did you mean") :] if " (did you mean" in said.message else ""
-    return replace(said, message=f"{shown}{near}", hint=said.hint or _EXAMPLE)
+    _, near, meant = said.message.partition(" (did you mean ")
+    hint = f"write {meant.removesuffix('?)')}" if near else said.hint
+    return replace(said, message=f"{shown}{near}{meant}", hint=hint)
 
 
 def _check_bindings(name: str, credential: Credential, document: Document, findings: Findings) -> None:

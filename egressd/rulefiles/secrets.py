@@ -22,7 +22,7 @@ _ISSUED = re.compile(
     r"-----BEGIN [A-Z ]*(PRIVATE KEY|CERTIFICATE)"
     r"|\beyJ[\w-]{8,}\.[\w-]{8,}"  # a JWT (RFC 7519): base64url of '{"'
     r"|://[^/\s:@]*:[^/\s@]+@"  # RFC 3986 §3.2.1: a password in a URL
-    r"|\b(?i:authorization\s*:\s*\S{8,}|(bearer|basic)\s+(?=\S*[0-9])[\w.~+/=-]{8,})"
+    r"|\b(?i:authorization\s*:\s*\S|(bearer|basic)\s+(?=\S*[0-9])[\w.~+/=-]{8,})"
     r"|(?<![A-Za-z0-9])(?="  # what follows holds a digit: `sk-learn-models` is a word
     r"[\w.-]*[0-9])("
     r"sk-[\w-]{16,}|(sk|rk|pk|whsec)_(live_|test_)?[A-Za-z0-9]{16,}"

@@ -9,13 +9,17 @@ import pytest
 from typer.testing import CliRunner
 
 from egressd.cli.main import app
+from egressd.policy.credential import Attach, CredentialsFile, Source
 from egressd.rulefiles.claims import judge
+from egressd.rulefiles.credentials import load_credentials
 from egressd.rulefiles.load import Rules, load_rules
+from egressd.rulefiles.problems import Code
 from egressd.rulefiles.requestline import Asked, parse_request_line
 from egressd.rulefiles.schema import schema_text
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RULES = ROOT / "rules"
+EXAMPLE = (RULES / "credentials.example.yaml").read_text()
 NOON = 1_796_126_400.0  # 2026-12-01T12:00Z
 
 
@@ -34,6 +38,26 @@ def test_the_shipped_rules_load_without_a_warning(rules: Rules) -> None:
 def test_the_schema_is_current() -> None:
     hint = "python -m egressd.rulefiles.schema > rules/schema.json"
     assert (RULES / "schema.json").read_text() == schema_text(), hint
+
+
+def test_the_schema_of_credentials_is_current() -> None:
+    hint = "python -m egressd.rulefiles.schema credentials > rules/credentials.schema.json"
+    assert (RULES / "credentials.schema.json").read_text() == schema_text("credentials"), hint
+
+
+def test_the_example_of_credentials_shows_every_source_and_every_way() -> None:
+    loaded = load_credentials(RULES / "credentials.example.yaml")
+    assert isinstance(loaded, CredentialsFile), str(loaded)
+    shown = loaded.credentials.values()
+    assert {one.source.kind for one in shown} == set(Source.model_fields)
+    assert {one.attach.kind for one in shown} == set(Attach.model_fields)
+    assert EXAMPLE.startswith("# yaml-language-server: $schema=credentials.schema.json\n")
+
+
+def test_the_example_of_credentials_has_nothing_to_be_warned_of_but_that_no_rule_uses_it() -> None:
+    found = load_rules(RULES, now=NOON, credentials=RULES / "credentials.example.yaml")
+    assert isinstance(found, Rules), str(found)
+    assert {warning.code for warning in found.warnings} == {Code.CREDENTIAL_UNUSED}
 
 
 def test_the_commands_of_the_readme_do_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
