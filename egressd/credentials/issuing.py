@@ -68,10 +68,10 @@ _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 def issues(method: str, target: str, fields: Iterable[Field]) -> str | None:
     """Return what in a request's head says that it asks for a credential, None when nothing does."""
     path, _, query = target.partition("?")
-    found = _action_of(query)
+    found = _action_of(query) if query else None
     if found is not None:
         return found
-    keys = {fold_parameter(piece) for piece in re.split("[&;]", query)}
+    keys = {fold_parameter(piece) for piece in re.split("[&;]", query)} if query else set()
     lower = decode(path)
     segments = lower.strip("/").split("/")
     if not ACTIONS.isdisjoint(segments):

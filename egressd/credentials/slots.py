@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from egressd.policy.paths import decode
@@ -143,6 +144,7 @@ _PROTOCOL_MARKS: Final = frozenset(
 _NO_LETTER = re.compile(rb"[^a-z0-9]")
 
 
+@lru_cache(maxsize=4096)
 def fold(name: bytes) -> str:
     """Return a field's name as the most lenient gateway sees it: without case, every odd character a hyphen."""
     return _NO_LETTER.sub(b"-", name.lower()).decode("ascii")
@@ -194,17 +196,20 @@ def clear(
     return Cleared(target, tuple(left), tuple(dict.fromkeys((*found, *taken))))
 
 
+@lru_cache(maxsize=4096)
 def is_slot(folded: str) -> bool:
     """Say whether a field of this folded name is known to hold a key."""
     return folded in HEADERS or folded.endswith(_ENDINGS)
 
 
 def _clear_query(target: str, parameters: frozenset[str]) -> tuple[str, list[str]]:
-    path, mark, query = target.partition("?")
+    path, _, query = target.partition("?")
+    if not query:
+        return target, []
     found: list[str] = []
     pieces: list[str] = []
     changed = False
-    for piece in query.split("&") if mark else ():
+    for piece in query.split("&"):
         parts = piece.split(";")  # which some origins take for a separator
         keys = [fold_parameter(part) for part in parts]
         kept = [part for part, key in zip(parts, keys, strict=True) if key not in parameters]

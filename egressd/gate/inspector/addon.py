@@ -27,7 +27,6 @@ from egressd.gate.inspector.head import Field
 from egressd.gate.inspector.refusal import Refusal, prefers_json
 from egressd.gate.recorder import AuditUnavailable
 from egressd.policy.attempt import DENIED, ConnectionAttempt, Decision, RequestAttempt
-from egressd.policy.compile import CompiledPolicy
 from egressd.policy.decide import decide
 from egressd.policy.names import BadHost, parse_authority
 from egressd.policy.reasons import Reason
@@ -78,8 +77,8 @@ class PolicyAddon:
         if refused is not None:
             flow.response = as_response(exchange.deny(*refused))
             return None
-        exchange.decision = decision
-        return self._admit(flow, exchange, self.connection.sandbox.policy)
+        exchange.decision, exchange.policy = decision, self.connection.sandbox.policy
+        return self._admit(flow, exchange)
 
     def responseheaders(self, flow: http.HTTPFlow) -> None:
         """Make a response fit for the sandbox and let it stream."""
@@ -213,8 +212,8 @@ class PolicyAddon:
             return Decision("deny", over.reason, decision.entry), over.limit
         return decision, None
 
-    async def _admit(self, flow: http.HTTPFlow, exchange: Exchange, policy: CompiledPolicy) -> None:
-        """Write the decision down, then let the request go: the order is the law. `policy` is what it was decided by."""
+    async def _admit(self, flow: http.HTTPFlow, exchange: Exchange) -> None:
+        """Get the credential, write the decision down, then let the request go: the order is the law."""
         request = flow.request
         assert exchange.bound is not None
         has_body = _has_body(flow)
@@ -225,7 +224,8 @@ class PolicyAddon:
                 exchange.deny(Decision("deny", refused.reason, exchange.decision.entry), refused.detail)
             )
             return
-        if exchange.lease is not None and (changed := self._late(exchange, policy)) is not None:
+        if exchange.lease is not None and (changed := self._late(exchange)) is not None:
+            exchange.lease = None
             flow.response = as_response(
                 exchange.deny(Decision("deny", changed), "while a lease was asked for")
             )
@@ -237,7 +237,7 @@ class PolicyAddon:
         except (AuditUnavailable, TimeoutError):
             flow.response = as_response(exchange.deny(Decision("deny", Reason.AUDIT_UNAVAILABLE)))
             return
-        late = self._late(exchange, policy)  # what came while the record was written
+        late = self._late(exchange)  # what came while the record was written
         if late is not None:
             exchange.refusal = refusal
             flow.response = as_response(exchange.refuse(late))
@@ -254,12 +254,12 @@ class PolicyAddon:
         flow.response = None
         exchange.admitted = True
 
-    def _late(self, exchange: Exchange, policy: CompiledPolicy) -> Reason | None:
-        """Say why a request that `policy` allowed may no longer go."""
+    def _late(self, exchange: Exchange) -> Reason | None:
+        """Say why a request that was allowed may no longer go."""
         sandbox = self.connection.sandbox
         if sandbox.revoked:
             return Reason.REVOKED
-        if sandbox.policy is not policy and not exchange.may_go(time.time()):
+        if sandbox.policy is not exchange.policy and not exchange.may_go(time.time()):
             return Reason.POLICY_CHANGED
         return None
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from mitmproxy import http
 
@@ -19,6 +18,7 @@ from egressd.credentials import attach, placeholders
 from egressd.credentials.attach import Refused
 from egressd.credentials.sigv4 import Seed
 from egressd.gate.inspector.exchange import Exchange
+from egressd.gate.inspector.head import Field
 from egressd.gate.leases import Asked
 from egressd.policy.attempt import Decision, RequestAttempt
 from egressd.policy.decide import decide
@@ -89,60 +89,59 @@ def _asked(sandbox: str, credential: str, attempt: RequestAttempt) -> Asked:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Sealed:
-    """A request as its bytes go upstream, written and not kept; `seed` is what the chunks of its body are signed from."""
+class Sealed(NamedTuple):
+    """What the head of a request is made of when its bytes go upstream; it is written and not kept.
 
-    request: http.Request
+    `seed` is what the chunks of its body are signed from.
+    """
+
+    target: bytes
+    fields: tuple[Field, ...]
     seed: Seed | None = None
+
+    def __repr__(self) -> str:
+        """Tell nothing of it."""
+        return "Sealed(…)"
 
 
 def seal(exchange: Exchange, request: http.Request, payload: bytes = b"") -> Sealed | Refused:
     """Return the request as its bytes go upstream.
 
-    `payload` is the body where it was kept to be signed. The lease is the exchange's; a request that no credential goes with is
-    returned as it is.
+    `payload` is the body where it was kept to be signed. The lease is the exchange's; a request that no credential goes with
+    stays as it is.
     """
-    lease = exchange.lease
+    lease, data = exchange.lease, request.data
     if lease is None:
         if exchange.credential is not None:
             return Refused(Reason.CREDENTIAL_UNAVAILABLE, "bare")
-        return Sealed(request)
+        return Sealed(data.path, data.headers.fields)
     assert exchange.bound is not None
-    assert exchange.attempt is not None
-    now, sandbox, data = time.time(), exchange.connection.sandbox, request.data
-    authority = exchange.bound.authority
+    now, authority = time.time(), exchange.bound.authority
     attached = attach.attach(
         lease, authority.decode("ascii"), request.method, request.path, data.headers.fields, now, payload
     )
     if isinstance(attached, Refused):
         return attached
     hosts = [value for name, value in attached.fields if name.lower() == b"host"]
-    if hosts != [authority] or lease.sandbox != sandbox.id:
+    if hosts != [authority] or lease.sandbox != exchange.connection.sandbox.id:
         return Refused(Reason.AUTHORITY_MISMATCH, "the bytes name another host")
-    attempt = dataclasses.replace(exchange.attempt, method=request.method, target=attached.judged)
-    if sandbox.revoked or not exchange.stands_by(decide(sandbox.policy, attempt, now), now):
-        if exchange.may_go(
-            now
-        ):  # it is the secret, or the slots that were cleared, that make another request of it
-            return Refused(Reason.CREDENTIAL_UNAVAILABLE, "the rules do not allow the final bytes")
-        return Refused(Reason.POLICY_CHANGED, "judged on the final bytes")
-    return Sealed(_with(request, attached.target, attached.fields), attached.seed)
+    refused = _judged(exchange, request.method, attached.judged, now)
+    if refused is not None:
+        return refused
+    return Sealed(attached.target.encode("utf-8", "surrogateescape"), attached.fields, attached.seed)
 
 
-def _with(request: http.Request, target: str, fields: tuple[tuple[bytes, bytes], ...]) -> http.Request:
-    data = request.data
-    return http.Request(
-        host=data.host,
-        port=data.port,
-        method=data.method,
-        scheme=data.scheme,
-        authority=data.authority,
-        path=target.encode("utf-8", "surrogateescape"),
-        http_version=data.http_version,
-        headers=http.Headers(fields),
-        content=None,
-        trailers=None,
-        timestamp_start=data.timestamp_start,
-        timestamp_end=None,
-    )
+def _judged(exchange: Exchange, method: str, target: str, now: float) -> Refused | None:
+    """Judge the final bytes: they are one request more, whose credential has to be the one that is in them."""
+    sandbox, attempt, decision = exchange.connection.sandbox, exchange.attempt, exchange.decision
+    assert attempt is not None
+    if sandbox.policy is not exchange.policy or (method, target) != (attempt.method, attempt.target):
+        # Else they are, by the same rules, what was decided: `decide` would say it again.
+        decision = decide(sandbox.policy, dataclasses.replace(attempt, method=method, target=target), now)
+    if not sandbox.revoked and exchange.stands_by(decision, now):
+        return None
+    if exchange.may_go(
+        now
+    ):  # it is the secret, or the slots that were cleared, that make another request of it
+        return Refused(Reason.CREDENTIAL_UNAVAILABLE, "the rules do not allow the final bytes")
+    return Refused(Reason.POLICY_CHANGED, "judged on the final bytes")

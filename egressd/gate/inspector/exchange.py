@@ -19,6 +19,7 @@ from egressd.gate.inspector.websocket import Offer
 from egressd.gate.limits import Account, Over
 from egressd.journal.record import Record, clip, new_id
 from egressd.policy.attempt import DENIED, Address, Decision, RequestAttempt
+from egressd.policy.compile import CompiledPolicy
 from egressd.policy.decide import decide, permit_address
 from egressd.policy.effective import EffectiveEntry
 from egressd.policy.names import format_host, hide_userinfo
@@ -44,6 +45,8 @@ class Exchange:
     attempt: RequestAttempt | None = None
     offer: Offer | None = None
     decision: Decision = DENIED
+    policy: CompiledPolicy | None = None
+    """The rules that it was decided by."""
     account: Account | None = None
     """The limits that bind it, once it was counted against them."""
     retry_after: int | None = None

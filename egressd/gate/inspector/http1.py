@@ -32,6 +32,7 @@ from mitmproxy.proxy.layers.http._http1 import Http1Connection
 
 from egressd.credentials.attach import Refused
 from egressd.gate.inspector.body import BodyReader, Broken, End, HeadBuffer, Piece, reader_of
+from egressd.gate.inspector.credential import Sealed
 from egressd.gate.inspector.exchange import Exchange
 from egressd.gate.inspector.fields import onward_trailers
 from egressd.gate.inspector.head import (
@@ -42,7 +43,14 @@ from egressd.gate.inspector.head import (
     parse_request_head,
     parse_response_head,
 )
-from egressd.gate.inspector.messages import framed_body, head_of, is_chunked, request_of, response_of
+from egressd.gate.inspector.messages import (
+    framed_body,
+    head_of,
+    is_chunked,
+    request_head_of,
+    request_of,
+    response_of,
+)
 from egressd.gate.inspector.outcomes import (
     Answered,
     ClientLeft,
@@ -338,12 +346,13 @@ class Client(_Side):
         else:
             raise AssertionError(f"unexpected {type(event).__name__}")
 
-    def _send_head(self, sealed: http.Request | Refused) -> CommandGenerator[None]:
-        """Write a head; the sealed request is let go of at once."""
+    def _send_head(self, sealed: Sealed | Refused) -> CommandGenerator[None]:
+        """Write a head; what it was made of is not kept."""
+        assert self.request is not None
         if isinstance(sealed, Refused):
             yield from self._refuse(sealed)
         else:
-            yield commands.SendData(self.conn, head_of(sealed))
+            yield commands.SendData(self.conn, request_head_of(self.request, sealed.target, sealed.fields))
 
     def _send_body(self, data: bytes | Refused) -> CommandGenerator[None]:
         assert self.request is not None

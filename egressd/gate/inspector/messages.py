@@ -6,7 +6,7 @@ import time
 
 from mitmproxy import http
 
-from egressd.gate.inspector.head import RequestHead, ResponseHead
+from egressd.gate.inspector.head import Field, RequestHead, ResponseHead
 
 
 def is_chunked(message: http.Message) -> bool:
@@ -14,13 +14,18 @@ def is_chunked(message: http.Message) -> bool:
     return "chunked" in message.headers.get("transfer-encoding", "").lower()
 
 
-def head_of(message: http.Request | http.Response) -> bytes:
-    """Write a head; an addon may have changed it, so what would break out of its line ends the exchange instead."""
-    if isinstance(message, http.Request):
-        line = b"%s %s %s" % (message.data.method, message.data.path, message.data.http_version)
-    else:
-        line = b"HTTP/1.1 %d %s" % (message.status_code, message.data.reason)
-    lines = [line, *(b"%s: %s" % field for field in message.headers.fields)]
+def head_of(response: http.Response) -> bytes:
+    """Write the head of a response. An addon may have changed it: what would break out of its line ends the exchange instead."""
+    return _written(b"HTTP/1.1 %d %s" % (response.status_code, response.data.reason), response.headers.fields)
+
+
+def request_head_of(request: http.Request, target: bytes, fields: tuple[Field, ...]) -> bytes:
+    """Write the head of a request with this target and these fields, as `head_of` does."""
+    return _written(b"%s %s %s" % (request.data.method, target, request.data.http_version), fields)
+
+
+def _written(line: bytes, fields: tuple[Field, ...]) -> bytes:
+    lines = [line, *(b"%s: %s" % field for field in fields)]
     if any(b"\r" in part or b"\n" in part or b"\0" in part for part in lines):
         raise ValueError("a line break inside a head")
     return b"\r\n".join(lines) + b"\r\n\r\n"

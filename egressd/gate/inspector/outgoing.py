@@ -10,7 +10,7 @@ from egressd.credentials import attach, placeholders
 from egressd.credentials.attach import Body, Refused
 from egressd.credentials.sigv4 import Unsignable
 from egressd.credentials.sigv4_chunks import ChunkResigner
-from egressd.gate.inspector.credential import seal
+from egressd.gate.inspector.credential import Sealed, seal
 from egressd.gate.inspector.exchange import Exchange
 from egressd.policy.reasons import Reason
 
@@ -80,8 +80,8 @@ class Outgoing:
         """Whether the head can be made only when the body is whole."""
         return self._exchange.body is Body.WHOLE
 
-    def head(self, request: http.Request) -> http.Request | Refused:
-        """Return the request as its head is to be written."""
+    def head(self, request: http.Request) -> Sealed | Refused:
+        """Return what its head is made of."""
         sealed = seal(self._exchange, request)
         if isinstance(sealed, Refused):
             return sealed
@@ -89,7 +89,7 @@ class Outgoing:
             if sealed.seed is None:
                 return Refused(Reason.UNSIGNABLE, "nothing to sign its chunks from")
             self._chunks = ChunkResigner(sealed.seed)
-        return sealed.request
+        return sealed
 
     def body(self, data: bytes) -> bytes | Refused:
         """Return what is to be written for a piece of the body."""
@@ -120,7 +120,7 @@ class Outgoing:
         self.held += count
         self._sandbox.signing += count
 
-    def end(self, request: http.Request) -> tuple[http.Request | None, bytes] | Refused:
+    def end(self, request: http.Request) -> tuple[Sealed | None, bytes] | Refused:
         """Return what is still to be written at the end of the body: a head where it had to wait, and bytes."""
         if self._exchange.body is Body.CHUNKS:
             broken = self._chunks.finish() if self._chunks is not None else _UNSEALED
@@ -132,4 +132,4 @@ class Outgoing:
         request.headers.pop("transfer-encoding", None)
         request.headers["content-length"] = str(len(payload))
         sealed = seal(self._exchange, request, payload)
-        return sealed if isinstance(sealed, Refused) else (sealed.request, payload)
+        return sealed if isinstance(sealed, Refused) else (sealed, payload)

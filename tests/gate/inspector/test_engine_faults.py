@@ -44,7 +44,7 @@ BEFORE_THE_REQUEST: dict[str, tuple[object, str, Callable[..., Any]]] = {
     "the hook after the body": (PolicyAddon, "request", fail),
     "the choice of an upstream": (layers.InspectorLayer, "get_connection", fail),
     "the dial": (engine, "open_upstream", fail),
-    "the writing of the head": (http1, "head_of", fail),
+    "the writing of the head": (http1, "request_head_of", fail),
     "the parser of heads": (http1, "parse_request_head", fail),
 }
 

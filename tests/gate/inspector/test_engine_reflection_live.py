@@ -47,7 +47,8 @@ async def masked(page: Page) -> AsyncIterator[Lab]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(credential, "lend", lend)
         patch.setattr(
-            "egressd.gate.inspector.outgoing.seal", lambda _, request, *__: credential.Sealed(request)
+            "egressd.gate.inspector.outgoing.seal",
+            lambda _, request, *__: credential.Sealed(request.data.path, request.headers.fields),
         )
         patch.setattr(Opened, "verified", True)
         async with laboratory(OnePage(page)) as lab:

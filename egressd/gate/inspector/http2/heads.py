@@ -109,29 +109,33 @@ def parse_trailers(fields: tuple[Field, ...], limit: int) -> tuple[Field, ...] |
     return section if isinstance(section, BadHead) else section.fields
 
 
-def write_request(request: http.Request, bound: Bound, *, trailers: bool) -> tuple[Field, ...]:
+def write_request(
+    method: bytes, path: bytes, fields: tuple[Field, ...], bound: Bound, *, trailers: bool
+) -> tuple[Field, ...]:
     """Return the head that goes upstream, to where the exchange is bound whatever the message says.
 
     `trailers` asks for them, as gRPC servers want to be asked. Raises ValueError where an addon has made a field that would
     not be read as it is written.
     """
     pseudo = (
-        (b":method", request.data.method),
+        (b":method", method),
         (b":scheme", bound.scheme.encode("ascii")),
         (b":authority", bound.authority),
-        (b":path", request.data.path),
+        (b":path", path),
     )
-    plain = (field for field in _plain(request) if field[0] != b"host")
+    plain = (field for field in _plain(fields) if field[0] != b"host")
     return _readable((*pseudo, *plain, *(((b"te", b"trailers"),) if trailers else ())))
 
 
 def write_response(response: http.Response) -> tuple[Field, ...]:
     """Return the head that goes to the client; raises ValueError as `write_request`."""
-    return _readable(((b":status", str(response.status_code).encode("ascii")), *_plain(response)))
+    return _readable(
+        ((b":status", str(response.status_code).encode("ascii")), *_plain(response.headers.fields))
+    )
 
 
-def _plain(message: http.Message) -> Iterator[Field]:
-    for name, value in message.headers.fields:
+def _plain(fields: tuple[Field, ...]) -> Iterator[Field]:
+    for name, value in fields:
         lower = name.lower()
         if lower not in CONNECTION_SPECIFIC:
             yield lower, value

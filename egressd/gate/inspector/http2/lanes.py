@@ -21,6 +21,7 @@ from egressd.credentials.attach import Body, Refused
 from egressd.gate.connection import Connection
 from egressd.gate.inspector import grpc
 from egressd.gate.inspector.addon import BODY, PolicyAddon, exchange_of
+from egressd.gate.inspector.credential import Sealed
 from egressd.gate.inspector.exchange import Exchange
 from egressd.gate.inspector.fields import onward_request_trailers, onward_trailers
 from egressd.gate.inspector.head import CHUNKED, BadHead, Field, RequestHead
@@ -293,14 +294,16 @@ class Lanes:
             self.traffic.add(lane, last[1], 0, up=True)
             self._go_up(lane, last[0])
 
-    def _go_up(self, lane: Lane, sealed: http.Request | Refused) -> None:
+    def _go_up(self, lane: Lane, sealed: Sealed | Refused) -> None:
         """Have the head of a request and what follows it sent."""
         bound = lane.exchange.bound
         assert bound is not None
+        assert lane.flow is not None
         if isinstance(sealed, Refused):
             self.fail(lane, sealed.reason, sealed.detail)
             return
-        lane.up.begin(Section(heads.write_request(sealed, bound, trailers=lane.grpc)))
+        method, target, fields = lane.flow.request.data.method, sealed.target, sealed.fields
+        lane.up.begin(Section(heads.write_request(method, target, fields, bound, trailers=lane.grpc)))
         lane.ready = True
         if lane.heard_end and lane.outgoing is None and not lane.up.ended:
             lane.up.end()
