@@ -48,6 +48,9 @@ def run(
     socket: Annotated[
         list[str] | None, typer.Option(help="A host Unix socket to let in, with all that it can do.")
     ] = None,
+    credentials: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The credentials that the rules name.")
+    ] = None,
     dns_upstream: Annotated[
         str | None,
         typer.Option(help="system, or udp://, tcp://, tls:// or https:// with ADDRESS[:PORT][#NAME]."),
@@ -64,8 +67,9 @@ def run(
     GIVEN.first = None
     from egressd.control.ca import CaError
     from egressd.control.config import ConfigError, load_config
-    from egressd.control.session import BadInput, NotReady, Request, Session
+    from egressd.control.session import NotReady, Session
     from egressd.control.supervisor import WorkerFailed
+    from egressd.control.surroundings import BadInput, Request
     from egressd.journal.writer import JournalUnavailable
     from egressd.wiring.errors import WiringError
 
@@ -73,6 +77,7 @@ def run(
         "rules": GIVEN.rules,
         "journal": journal,
         "ca_dir": ca_dir,
+        "credentials": credentials,
         "dns.upstream": dns_upstream,
     }
     try:

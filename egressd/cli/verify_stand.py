@@ -19,7 +19,8 @@ from pydantic import BaseModel
 
 from egressd.control.ca import CaPaths
 from egressd.control.config import STDOUT, Config
-from egressd.control.session import Request, Session
+from egressd.control.session import Session
+from egressd.control.surroundings import Request
 
 _OWN_FAILURE = 125
 CANARY = "VERIFY_CALLERS_SECRET"

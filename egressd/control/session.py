@@ -12,22 +12,25 @@ import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
-from pathlib import Path
 
 from egressd.control.ca import load_or_create
 from egressd.control.config import Config
+from egressd.control.keyring import Exposed, Keyring
+from egressd.control.paths import default_paths
 from egressd.control.process import WorkerProcess
 from egressd.control.reconciliation import losses
 from egressd.control.sandboxes import SandboxListener, SandboxState, new_sandbox_id
+from egressd.control.secrecy import close_process, keep_from_swap
 from egressd.control.supervisor import Supervisor, WorkerFailed
-from egressd.control.trust import Trust, build_trust, java_store_paths, system_bundle_paths, trust_environment
+from egressd.control.surroundings import BadInput, Request, spec_of
+from egressd.control.trust import build_trust
 from egressd.control.voice import say
 from egressd.control.watch import LOOK, changes, marks
 from egressd.gate.denials import PROBE
 from egressd.gate.settings import Settings
-from egressd.journal.record import Record, new_id
+from egressd.journal.record import Event, Record, new_id
 from egressd.journal.writer import Journal
 from egressd.policy.effective import EffectivePolicy
 from egressd.policy.reasons import Reason
@@ -35,32 +38,16 @@ from egressd.rulefiles.load import Rules, load_rules
 from egressd.rulefiles.problems import Code
 from egressd.wiring import ruleset
 from egressd.wiring.launch import writable
-from egressd.wiring.namespace import Bind, Namespace, SandboxSpec, WiringError
+from egressd.wiring.namespace import Namespace, SandboxSpec, WiringError
 from egressd.wiring.ruleset import Counted
 
 _SYNTHETIC = ip_network("198.18.0.0/15")
 _EXPLAIN = ip_address(ruleset.EXPLAIN)
-_PASSED = ("PATH", "USER", "SHELL", "TERM", "LANG", "TZ")
-"""What the command gets of the caller's environment, besides LC_* and what `--env` names."""
-TRUST_INSIDE = "/run/egressd-trust"
 _COUNT_TIMEOUT = 10.0
-_CERTS = "/etc/ssl/certs"
-"""Where OpenSSL and GnuTLS of Debian and its kin look by themselves; elsewhere the bundle files and variables must do."""
 
 
 class NotReady(Exception):
     """The boundary could not be proved from inside, so the command was not started."""
-
-
-class BadInput(Exception):
-    """Rules, profile or options that cannot be used; exit status 2.
-
-    `passing` says that a file could not be read, which may be otherwise a moment later without any change of the file.
-    """
-
-    def __init__(self, text: str, *, passing: bool = False) -> None:
-        super().__init__(text)
-        self.passing = passing
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +56,6 @@ class _NotReloaded:
 
     text: str
     passing: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the caller of `egressd run` asks for."""
-
-    command: tuple[str, ...]
-    profile: str
-    labels: dict[str, str] = field(default_factory=dict)
-    traceparent: str | None = None
-    env: tuple[str, ...] = ()
-    binds: tuple[str, ...] = ()
-    sockets: tuple[str, ...] = ()
-    ready_timeout: float = 10.0
-    uid: int | None = None
-    workspace: Path = field(default_factory=Path.cwd)
 
 
 class Session:
@@ -103,36 +74,47 @@ class Session:
         self._environ = environ
         self._first = first
         self.id = new_sandbox_id()
-        self._marks = marks(config.rules)  # before reading: what changes meanwhile is read again
-        self._rules = _read_rules(config.rules)
-        self._policy = _effective(self._rules, request.profile)
+        self._marks = marks(config.rules, config.credentials)  # before: what changes meanwhile is read again
+        rules = _read_rules(config, environ)
+        self._policy = _effective(rules, request.profile)
+        self._keyring = Keyring(rules.credentials, self._policy, config.upstream.ca_bundle)
+        if self._keyring.used and rules.credentials is None:
+            raise BadInput(
+                f"the profile {request.profile} attaches credentials, and there is no {config.credentials}"
+            )
         self._failure: asyncio.Future[int] | None = None
         self._namespace: Namespace | None = None
 
     async def run(self) -> int:
         """Make the sandbox, run the command, take everything down; returns the command's exit status."""
+        close_process()
         settings = self._config.settings()
         authority = load_or_create(self._config.ca, time.time())
         trust = build_trust(self._config.ca.trust, authority.pem)
-        spec = self._spec(trust)
-        _check_addons(spec, self._config.inspect.addons)
+        spec, notes = spec_of(self._request, self._config, self._environ, self.id, trust, self._keyring)
+        if self._keyring.used and (unlocked := keep_from_swap()) is not None:
+            notes.append(unlocked)
+        lending = self._keyring.begin()
         journal = Journal(self._config.journal)
-        supervisor = Supervisor(settings, authority, journal, failed=self._worker_failed, first=self._first)
+        supervisor = Supervisor(
+            settings, authority, journal, failed=self._worker_failed, first=self._first, lending=lending
+        )
         self._failure = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(supervisor.start())
                 made = group.create_task(self._make(spec))
             namespace = made.result()
-            for note in namespace.notes:
+            for note in (*notes, *namespace.notes):
                 say(note)
             await self._serve(supervisor, namespace)
             async with asyncio.timeout(self._request.ready_timeout):
                 await self._prove(namespace, settings)
-            self._note(supervisor, "ready")
+            self._note(supervisor, "sandbox", "ready")
             return await self._carry(supervisor, namespace, spec)
         finally:
             await self._take_down(supervisor, self._namespace)
+            await self._keyring.close()
             journal.close()
 
     async def _make(self, spec: SandboxSpec) -> Namespace:
@@ -147,7 +129,12 @@ class Session:
     async def _serve(self, supervisor: Supervisor, namespace: Namespace) -> None:
         listeners = [SandboxListener(each.kind, each.family, each.socket) for each in namespace.listeners]
         state = SandboxState(
-            self.id, self._policy, listeners, dict(self._request.labels), self._request.traceparent
+            self.id,
+            self._policy,
+            listeners,
+            dict(self._request.labels),
+            self._request.traceparent,
+            placeholders=self._keyring.placeholders,
         )
         await supervisor.add(state)
 
@@ -193,10 +180,10 @@ class Session:
         if self._failure is not None and not self._failure.done():
             self._failure.set_result(125)
 
-    def _note(self, supervisor: Supervisor, detail: str) -> None:
+    def _note(self, supervisor: Supervisor, event: Event, detail: str) -> None:
         attempt_id = new_id()
         record = Record(
-            event="sandbox",
+            event=event,
             sandbox=self.id,
             attempt_id=attempt_id,
             root_id=attempt_id,
@@ -207,48 +194,6 @@ class Session:
             detail=detail,
         )
         supervisor.write([record.as_dict()])
-
-    # what the sandbox is
-
-    def _spec(self, trust: Trust) -> SandboxSpec:
-        request, config = self._request, self._config
-        try:
-            binds = tuple(Bind.parse(text) for text in request.binds)
-        except ValueError as error:
-            raise BadInput(str(error)) from None
-        home = self._environ.get("HOME") or "/"
-        return SandboxSpec(
-            workspace=str(request.workspace),
-            env=self._command_environment(home),
-            home=home,
-            uid=request.uid,
-            binds=binds,
-            sockets=request.sockets,
-            masks=tuple(str(path) for path in config.private_paths()),
-            trust=_trusted(trust),
-            seeds={name: str(path) for name, path in trust.nss.items()},
-            hostname="sandbox",
-        )
-
-    def _command_environment(self, home: str) -> dict[str, str]:
-        environ = self._environ
-        env = {name: environ[name] for name in environ if name in _PASSED or name.startswith("LC_")}
-        env.setdefault("PATH", "/usr/local/bin:/usr/bin:/bin")
-        env |= {"HOME": home, "EGRESSD_SANDBOX": self.id}
-        env |= trust_environment(TRUST_INSIDE)
-        if os.path.isdir(_CERTS):
-            env["SSL_CERT_DIR"] = _CERTS
-        else:
-            del env["SSL_CERT_DIR"]
-        for text in self._request.env:
-            name, equals, value = text.partition("=")
-            if not name:
-                raise BadInput(f"--env {text!r}: no name")
-            if equals:
-                env[name] = value
-            elif name in environ:
-                env[name] = environ[name]
-        return env
 
     # readiness
 
@@ -281,34 +226,42 @@ class Session:
 
         A bad change changes nothing and says why (law 9).
         """
-        if writable(spec, str(self._config.rules)):
-            say(
-                f"the sandbox can write {self._config.rules} or a folder above it: rules were read once and are not reloaded"
-            )
-            return
-        async for seen in changes(self._config.rules, self._marks):
+        rules, credentials = self._config.rules, self._config.credentials
+        for path in (rules, credentials):
+            if writable(spec, str(path)):
+                say(
+                    f"the sandbox can write {path} or a folder above it: rules were read once and are not reloaded"
+                )
+                return
+        async for seen in changes(rules, self._marks, credentials):
             told = ""
-            while (problem := await self._reload(supervisor)) is not None:
+            while (problem := await self._reload(supervisor, spec)) is not None:
                 if problem.text != told:
                     say(f"rules not reloaded, the old ones stay in force:\n{problem.text}")
-                    self._note_policy(supervisor, problem.text)
+                    self._note(supervisor, "policy", f"refused: {problem.text}")
                     told = problem.text
                 if not problem.passing:
                     break
                 await asyncio.sleep(LOOK)
-                if marks(self._config.rules) != seen:  # the watch tells, once they rest
+                if marks(rules, credentials) != seen:  # the watch tells, once they rest
                     break
 
-    async def _reload(self, supervisor: Supervisor) -> _NotReloaded | None:
+    async def _reload(self, supervisor: Supervisor, spec: SandboxSpec) -> _NotReloaded | None:
         """Read the rules and put them in force where they differ; returns why not. Never raises: the watch goes on."""
         try:
-            policy = _effective(
-                await asyncio.to_thread(_read_rules, self._config.rules), self._request.profile
-            )
+            rules = await asyncio.to_thread(_read_rules, self._config, self._environ)
+            policy = _effective(rules, self._request.profile)
+            told = self._keyring.adopt(rules.credentials, policy, spec)
         except BadInput as error:
             return _NotReloaded(str(error), passing=error.passing)
+        except Exposed as exposed:
+            return _NotReloaded(str(exposed), passing=False)
         except Exception as error:  # noqa: BLE001 -- no thread, no memory: no reason to follow the files no longer
             return _NotReloaded(f"{type(error).__name__}: {error}", passing=True)
+        if told is not None:
+            supervisor.recall(told.ended)
+            say("\n".join(("credentials reloaded", *told.notes)))
+            self._note(supervisor, "policy", "credentials adopted")
         if policy == self._policy:
             return None
         self._policy = policy
@@ -320,19 +273,6 @@ class Session:
             say(f"rules reloaded: policy {policy.digest()}")
         return None
 
-    def _note_policy(self, supervisor: Supervisor, problem: str) -> None:
-        attempt_id = new_id()
-        record = Record(
-            event="policy",
-            sandbox=self.id,
-            attempt_id=attempt_id,
-            root_id=attempt_id,
-            profile=self._policy.profile,
-            policy=self._policy.digest(),
-            detail=f"refused: {problem}",
-        )
-        supervisor.write([record.as_dict()])
-
 
 async def _counted(namespace: Namespace) -> Counted | str:
     """What the kernel counted, or why that is not known."""
@@ -343,29 +283,11 @@ async def _counted(namespace: Namespace) -> Counted | str:
         return str(error) or type(error).__name__
 
 
-def _trusted(trust: Trust) -> dict[str, str]:
-    """Return what of the host's trust stores is covered by ours, by path inside."""
-    covered = {_CERTS: trust.certs} if os.path.isdir(_CERTS) else {}
-    covered |= {f"{TRUST_INSIDE}/{path.name}": path for path in (trust.certificate, trust.bundle, trust.java)}
-    covered |= {str(path): trust.bundle for path in system_bundle_paths()}
-    covered |= {str(path): trust.java_default for path in java_store_paths()}
-    return {inside: str(path) for inside, path in covered.items()}
-
-
-def _check_addons(spec: SandboxSpec, paths: Sequence[str]) -> None:
-    """Addons run in the worker: what a sandbox can write never becomes code there. Raises BadInput."""
-    for path in paths:
-        if not os.path.isfile(path):
-            raise BadInput(f"inspect.addons: {path} is no file")
-        if writable(spec, path):
-            raise BadInput(
-                f"inspect.addons: the sandbox can write {path} or a folder above it\n"
-                "hint: keep addons outside the workspace and everything that --bind names"
-            )
-
-
-def _read_rules(directory: Path) -> Rules:
-    loaded = load_rules(directory)
+def _read_rules(config: Config, environ: Mapping[str, str]) -> Rules:
+    """Read rules and credentials together; a credentials file that nobody named need not be there."""
+    wanted = config.credentials != default_paths(environ, os.geteuid()).credentials
+    there = wanted or os.path.lexists(config.credentials)
+    loaded = load_rules(config.rules, credentials=config.credentials if there else None)
     if isinstance(loaded, Rules):
         return loaded
     raise BadInput(str(loaded), passing=any(problem.code is Code.UNREADABLE for problem in loaded))

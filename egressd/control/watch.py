@@ -25,22 +25,28 @@ _PATIENCE = 25
 type Marks = tuple[tuple[str, int, int, int, int], ...]
 
 
-def marks(directory: Path) -> Marks:
-    """Return the marks of every file below a directory, links followed; empty when it cannot be read."""
+def marks(directory: Path, *beside: Path) -> Marks:
+    """Return the marks of every file below a directory and of the files `beside` it, links followed; of what can be read."""
+    below = (
+        os.path.join(folder, name)
+        for folder, _, names in os.walk(directory, followlinks=True)
+        for name in names
+    )
     found = []
-    for folder, _, names in os.walk(directory, followlinks=True):
-        for name in names:
-            path = os.path.join(folder, name)
-            try:
-                stat = os.stat(path)
-            except OSError:  # a link to nowhere, or gone since
-                continue
-            found.append((path, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+    for path in (*below, *map(str, beside)):
+        try:
+            stat = os.stat(path)
+        except OSError:  # a link to nowhere, or gone since
+            continue
+        found.append((path, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
     return tuple(sorted(found))
 
 
-async def changes(directory: Path, known: Marks) -> AsyncGenerator[Marks]:
-    """Yield the new marks each time they differ from the ones before; `known` are those of what was read last. Never ends."""
+async def changes(directory: Path, known: Marks, *beside: Path) -> AsyncGenerator[Marks]:
+    """Yield the new marks each time they differ from the ones before; `known` are those of what was read last. Never ends.
+
+    What lies `beside` the directory is not watched, and looked at every `LOOK` seconds.
+    """
     await asyncio.sleep(START)
     import watchfiles  # 40 ms of everybody's time
 
@@ -50,7 +56,7 @@ async def changes(directory: Path, known: Marks) -> AsyncGenerator[Marks]:
             async for _ in watchfiles.awatch(
                 directory, debounce=50, step=10, rust_timeout=int(LOOK * 1000), yield_on_timeout=True
             ):
-                now = await _settled(directory, known)
+                now = await _settled(directory, known, beside)
                 if now != known:
                     known = now
                     yield now
@@ -62,7 +68,7 @@ async def changes(directory: Path, known: Marks) -> AsyncGenerator[Marks]:
             await asyncio.sleep(LOOK)
         if watched is None:
             await asyncio.sleep(LOOK)
-        now = await _settled(directory, known)
+        now = await _settled(directory, known, beside)
         if now != known:
             known = now
             yield now
@@ -77,15 +83,15 @@ def _identity(directory: Path) -> tuple[int, int] | None:
     return stat.st_dev, stat.st_ino
 
 
-async def _settled(directory: Path, known: Marks) -> Marks:
+async def _settled(directory: Path, known: Marks, beside: tuple[Path, ...]) -> Marks:
     """Return the marks once two looks agree; at once when nothing differs from what is known."""
-    now = marks(directory)
+    now = marks(directory, *beside)
     for _ in range(_PATIENCE):
         if now == known:
             break
         before = now
         await asyncio.sleep(QUIET)
-        now = marks(directory)
+        now = marks(directory, *beside)
         if now == before:
             break
     return now

@@ -11,6 +11,8 @@ from egressd.policy.credential import Credential
 
 LEAST_LEFT: Final = 12.0
 """Seconds that a lease must have when it is given: 10 for the worker, and the way to it."""
+_LAST: Final = 253_402_300_799.0
+"""The end of the year 9999, the last that a record can name."""
 
 
 def check(minted: Minted, said: Credential, now: float) -> None:
@@ -18,6 +20,8 @@ def check(minted: Minted, said: Credential, now: float) -> None:
 
     `now` is in Unix seconds.
     """
+    if minted.expires is not None and not minted.expires < _LAST:
+        raise SourceFailed("what the source gave ends at no time that there is")
     if minted.expires is not None and minted.expires - now < LEAST_LEFT:
         raise SourceFailed(f"what the source gave has less than {LEAST_LEFT:.0f} s left")
     material = minted.material

@@ -85,7 +85,10 @@ from egressd.policy.effective import EffectivePolicy
 from egressd.policy.names import parse_name
 from egressd.policy.reasons import Reason
 
-_LAZY = ("ascii", "idna", "latin_1", "utf_8", "unicode_escape", "punycode", "utf_16_le", "cp1252")
+_LAZY = (
+    *("ascii", "idna", "latin_1", "utf_8", "unicode_escape", "punycode", "cp1252"),
+    *("utf_16_le", "utf_16_be"),
+)
 _PAIR_TIMEOUT = 3.0
 _CUT_TIMEOUT = 1.0
 _LEVELS = TypeAdapter(list[Level])

@@ -60,9 +60,9 @@ class Record:
     `time` is RFC 3339 UTC in microseconds and is set at creation; `seq` is set by control when it writes.
     `place` is `file:line`. `host` is the judged name in normal form, `host_raw` what was sent when that
     differs or does not parse. `address` and `port` are what the sandbox dialled; `upstream` what egressd
-    dialled. `source` is the address that the attempt came from, where sandboxes are told apart by it. `count` folds
-    repeats. Bytes are payload bytes, `up` from the sandbox. docs/records.md explains
-    each field.
+    dialled. `credential` and `lease` name what was attached, `lease_expires` (RFC 3339) its end. `source` is the
+    address that the attempt came from, where sandboxes are told apart by it. `count` folds repeats. Bytes are payload
+    bytes, `up` from the sandbox. docs/records.md explains each field.
     """
 
     event: Event
@@ -96,6 +96,9 @@ class Record:
     further: bool | None = None
     protocol: str | None = None
     count: int | None = None
+    credential: str | None = None
+    lease: str | None = None
+    lease_expires: str | None = None
     status: int | None = None
     upstream: str | None = None
     bytes_up: int | None = None

@@ -28,6 +28,7 @@ _SYSTEM: Final = (
     "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib32", "/lib64", "/opt", "/proc", "/root", "/run", "/sbin",
     "/srv", "/sys", "/usr", "/usr/local", "/var", "/var/lib", "/var/log", *_SHARED,
 )  # fmt: skip
+_PROGRAMS: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/boot", "/dev", "/proc", "/sys")
 _NEVER_BELOW: Final = ("/boot", "/dev", "/etc", "/proc", "/sys")
 _HOST_NETWORK: Final = ("/sys/class/net", "/sys/devices/virtual/net", "/sys/firmware")
 """sysfs shows the host's interfaces and their addresses, whoever looks."""
@@ -79,6 +80,46 @@ def writable(spec: SandboxSpec, path: str) -> bool:
     real = os.path.realpath(path)
     trees = [spec.workspace, *(bind.path for bind in spec.binds if bind.writable)]
     return any(within(real, tree) or within(tree, real) for tree in map(os.path.realpath, trees))
+
+
+def shown(spec: SandboxSpec, path: str) -> bool:
+    """Could the sandbox see what is at `path` of the host, or what will be where there is nothing yet?"""
+    real = os.path.realpath(path)
+    # What is not there when the sandbox is made is not masked.
+    masks = (os.path.realpath(mask) for mask in spec.masks if os.path.exists(mask))
+    if any(within(real, mask) for mask in masks):
+        return False
+    if any(within(real, tree) for tree in _let_in_trees(spec)):
+        return True
+    return not any(within(real, place) for place in (*EMPTIED, *_hidden(spec)))
+
+
+def covering(spec: SandboxSpec, path: str) -> tuple[str, ...]:
+    """What to mask so that the file at `path` cannot be seen, not even another one that takes its place by renaming.
+
+    A mask lies over the file that was there: rename(2) over it takes the mask away (detach_mounts, fs/namespace.c). So the
+    file's directory is masked as well, where it is one of its own: nothing of the system, and nothing let in lies in it or is
+    above it.
+    """
+    found = [path]
+    for place in dict.fromkeys(
+        (os.path.dirname(os.path.normpath(path)), os.path.dirname(os.path.realpath(path)))
+    ):
+        if _stands_apart(spec, os.path.realpath(place)):
+            found.append(place)
+    return tuple(found)
+
+
+def _stands_apart(spec: SandboxSpec, place: str) -> bool:
+    if place in _SYSTEM or not os.path.isdir(place) or any(within(place, tree) for tree in _PROGRAMS):
+        return False
+    let_in = _let_in_trees(spec)
+    inside = (*let_in, *map(os.path.realpath, (*spec.sockets, *spec.trust, spec.home)), *_own_code())
+    return not any(within(one, place) for one in inside) and not any(within(place, tree) for tree in let_in)
+
+
+def _let_in_trees(spec: SandboxSpec) -> list[str]:
+    return [os.path.realpath(path) for path in (spec.workspace, *(bind.path for bind in spec.binds))]
 
 
 def plan(spec: SandboxSpec, paths: View, command: Sequence[str], *, terminal: bool) -> Plan:

@@ -17,7 +17,7 @@ from egressd.gate.inspector.refusal import Refusal, Refused, answer_http, refuse
 from egressd.gate.inspector.veil import Veil
 from egressd.gate.inspector.websocket import Offer
 from egressd.gate.limits import Account, Over
-from egressd.journal.record import Record, clip, new_id
+from egressd.journal.record import Record, clip, new_id, timestamp
 from egressd.policy.attempt import DENIED, Address, Decision, RequestAttempt
 from egressd.policy.compile import CompiledPolicy
 from egressd.policy.decide import decide, permit_address
@@ -87,6 +87,11 @@ class Exchange:
         record.host_raw = clip(hide_userinfo(self.host_raw), 256) if self.host_raw is not None else None
         if self.refusal is not None:
             record.status = self.refusal.status
+        record.credential = self.credential
+        if self.lease is not None:
+            record.lease = self.lease.id
+            if self.lease.expires is not None:
+                record.lease_expires = timestamp(self.lease.expires)
         return record
 
     def _record(self, event: str) -> Record:
