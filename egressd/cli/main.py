@@ -50,6 +50,12 @@ def _ca(app: typer.Typer) -> None:
     ca.register(app)
 
 
+def _credentials(app: typer.Typer) -> None:
+    from egressd.cli import credentials
+
+    credentials.register(app)
+
+
 def _demo(app: typer.Typer) -> None:
     from egressd.cli import demo
 
@@ -68,6 +74,7 @@ VERBS: dict[str, Callable[[typer.Typer], None]] = {
     "explain": _explain,
     "log": _log,
     "ca": _ca,
+    "credentials": _credentials,
     "demo": _demo,
     "verify": _verify,
 }
