@@ -225,7 +225,6 @@ class PolicyAddon:
             )
             return
         if exchange.lease is not None and (changed := self._late(exchange)) is not None:
-            exchange.lease = None
             flow.response = as_response(
                 exchange.deny(Decision("deny", changed), "while a lease was asked for")
             )

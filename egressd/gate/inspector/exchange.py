@@ -206,7 +206,7 @@ class Exchange:
         return self.refusal
 
     def _decided_by(self, decision: Decision, detail: str | None) -> None:
-        self.decision = decision
+        self.decision, self.lease = decision, None
         if not self.decided:
             self.decided = True
             self.connection.services.recorder.put(self.decision_record(detail))

@@ -15,8 +15,11 @@ _HOP_BY_HOP: Final = frozenset(
 )
 """RFC 9110 §7.6.1 and §7.8, RFC 7540 §3.2.1."""
 
-_METHOD_OVERRIDES: Final = frozenset({b"x-http-method-override", b"x-http-method", b"x-method-override"})
-"""A rule judges the method of the request line; no field may make it another one at the origin."""
+_OVERRIDES: Final = frozenset(
+    {b"x-http-method-override", b"x-http-method", b"x-method-override"}
+    | {b"x-original-url", b"x-rewrite-url", b"x-http-path-override"}
+)
+"""A rule judges the method and the path of the request line; no field may make them others at the origin."""
 
 _ALTERNATIVES: Final = frozenset({b"alt-svc"})
 """RFC 7838: an invitation to go round by another host, port or protocol."""
@@ -49,12 +52,7 @@ def onward_request(fields: tuple[Field, ...], authority: bytes) -> tuple[Field, 
     host_seen = False
     for name, value in fields:
         lower = _folded(name)
-        if (
-            lower in _HOP_BY_HOP
-            or lower in _METHOD_OVERRIDES
-            or lower in named
-            or lower.startswith(b"proxy-")
-        ):
+        if lower in _HOP_BY_HOP or lower in _OVERRIDES or lower in named or lower.startswith(b"proxy-"):
             continue
         if lower == b"host":
             host_seen = True
@@ -87,7 +85,7 @@ def onward_request_trailers(fields: tuple[Field, ...]) -> tuple[Field, ...]:
     return tuple(
         (name, value)
         for name, value in onward_trailers(fields)
-        if _folded(name) not in _METHOD_OVERRIDES
+        if _folded(name) not in _OVERRIDES
         and not _folded(name).startswith(b"proxy-")
         and _folded(name) not in _TRAILER_BANNED
         and _folded(name) != b"cookie"

@@ -56,14 +56,14 @@ class Outgoing:
 
     def __init__(self, exchange: Exchange) -> None:
         """Nothing has been written yet."""
+        self._sandbox = exchange.connection.sandbox
+        self.held = 0
+        """Bytes of the body that wait to become a whole, or a whole chunk."""
         assert exchange.admitted
         self._exchange = exchange
         self._watch = Watch(exchange)
         self._whole = bytearray()
         self._chunks: ChunkResigner | None = None
-        self._sandbox = exchange.connection.sandbox
-        self.held = 0
-        """Bytes of the body that wait to become a whole, or a whole chunk."""
 
     def drop(self) -> None:
         """Let go of what was kept, which is not sent any more."""

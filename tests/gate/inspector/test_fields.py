@@ -37,7 +37,13 @@ def test_the_coding_goes_upstream_in_the_one_spelling_that_no_origin_overlooks()
 
 
 def test_an_underscore_hides_no_field_of_a_request() -> None:
-    fields = ((b"X_HTTP_Method_Override", b"PUT"), (b"Proxy_Authorization", b"x"), (b"My_Field", b"1"))
+    fields = (
+        (b"X_HTTP_Method_Override", b"PUT"),
+        (b"X-Original-URL", b"/admin"),
+        (b"X_Rewrite_Url", b"/admin"),
+        (b"Proxy_Authorization", b"x"),
+        (b"My_Field", b"1"),
+    )
     assert onward_request(fields, b"x") == ((b"Host", b"x"), (b"My_Field", b"1"))
 
 
