@@ -14,6 +14,7 @@ and what strong ones are for, joining ranges, is what `range` is off for.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Final
 
 from mitmproxy import http
@@ -82,7 +83,7 @@ class Veil:
 
     def fields(self, fields: tuple[Field, ...]) -> tuple[Field, ...]:
         """Return fields of a head or a trailer section, masked: names too."""
-        together = b"\n".join(part for field in fields for part in field)
+        together = b"\n".join(chain.from_iterable(fields))
         if self.mask.whole(together) == together:
             return fields
         return tuple(

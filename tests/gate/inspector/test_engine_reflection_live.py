@@ -84,7 +84,7 @@ def test_every_event_of_a_stream_passes_at_once(coded: bool) -> None:
 
     async def test() -> None:
         nonlocal coder
-        firsts = []
+        firsts: list[float] = []
         async with masked(page) as lab:
             while not firsts or (
                 min(firsts) >= 0.05 and len(firsts) < 5
