@@ -53,8 +53,9 @@ _OAUTH_ERRORS: Final = frozenset(
 
 
 @asynccontextmanager
-async def deadline(seconds: float = TOTAL) -> AsyncIterator[None]:
-    """Bound what stands inside; raises SourceFailed when the time is over."""
+async def deadline(seconds: float | None = None) -> AsyncIterator[None]:
+    """Bound what stands inside, by TOTAL if `seconds` are not given; raises SourceFailed when the time is over."""
+    seconds = TOTAL if seconds is None else seconds
     try:
         async with asyncio.timeout(seconds):
             yield
@@ -109,7 +110,7 @@ class Answer:
         """
         if seconds is None:
             return None
-        if isinstance(seconds, str) and seconds.isdecimal() and len(seconds) < 16:
+        if isinstance(seconds, str) and seconds.isascii() and seconds.isdecimal() and len(seconds) < 16:
             seconds = int(seconds)  # some servers write numbers as text
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not _is_finite(seconds):
             raise SourceFailed(f"{self.origin}: the answer's lifetime is no number")
@@ -218,7 +219,8 @@ class Endpoint:
 
     def _session(self, context: ssl.SSLContext | None) -> aiohttp.ClientSession:
         """A session for one request: nothing of it, no connection and no cookie, is left for another."""
-        connector = aiohttp.TCPConnector(ssl=context if context is not None else True, force_close=True)
+        # Not force_close: that would close a TLS connection politely, which waits for the server; at the session's end it is cut.
+        connector = aiohttp.TCPConnector(ssl=context if context is not None else True)
         return aiohttp.ClientSession(
             connector=connector,
             timeout=aiohttp.ClientTimeout(total=TOTAL),

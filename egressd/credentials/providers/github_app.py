@@ -86,7 +86,8 @@ class GitHubApp:
         for permission, level in granted.items():
             if permission == "metadata" and level == "read":  # which every installation has
                 continue
-            if _RANKS.get(level, 3) > _RANKS.get(source.permissions.get(permission, ""), 0):
+            rank = _RANKS.get(level, 3) if isinstance(level, str) else 3
+            if rank > _RANKS.get(source.permissions.get(permission, ""), 0):
                 return "another permission"
         return None
 

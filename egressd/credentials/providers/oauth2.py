@@ -8,7 +8,7 @@ import base64
 import time
 import uuid
 from typing import Final
-from urllib.parse import quote_plus
+from urllib.parse import quote
 
 from pydantic import SecretStr
 
@@ -127,7 +127,7 @@ class OAuth2:
             if source.client_id is None:
                 raise SourceFailed("client_secret needs `client_id`")
             if source.authentication == "basic":
-                pair = f"{quote_plus(source.client_id)}:{quote_plus(secret)}"
+                pair = f"{quote(source.client_id, safe='')}:{quote(secret, safe='')}"  # a space is %20, which all read
                 fields["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
             else:
                 form |= {"client_id": source.client_id, "client_secret": secret}
