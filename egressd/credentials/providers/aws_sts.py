@@ -173,15 +173,16 @@ def _tag(key: str, labels: Mapping[str, str]) -> str:
 
 def _trouble(error: Exception, line: Line) -> str:
     """What went wrong, in our words."""
-    if isinstance(error, ClientError) and line.answer is not None:
+    told = line.answer
+    if isinstance(error, ClientError) and told is not None:
         code = error.response.get("Error", {}).get("Code")
         said = _ERRORS.get(code) if isinstance(code, str) else None
-        refused = str(line.answer.refused())
+        refused = str(told.refused())
         return refused if said is None else f"{refused}: {code}, {said}"
     if line.trouble:
         return line.trouble
-    if line.answer is not None:
-        return f"{line.answer.origin}: the answer is not one of STS"
+    if told is not None:
+        return str(told.refused()) if told.status != 200 else f"{told.origin}: the answer is not one of STS"
     if isinstance(error, NoCredentialsError):
         return "egressd has no AWS credentials of its own in its environment"
     return f"botocore gave up ({type(error).__name__})"
