@@ -122,7 +122,7 @@ class ExecSource(Said):
     """A command that prints an ExecCredential (client.authentication.k8s.io/v1): `status.token` and `expirationTimestamp`."""
 
     command: Annotated[list[Line], Field(min_length=1)]
-    env: Annotated[dict[Variable, Line], Field(default_factory=dict)]
+    env: dict[Variable, Line] = Field(default_factory=dict)
     timeout: Annotated[int, Field(ge=1, le=60)] = 10
     """Seconds."""
 
