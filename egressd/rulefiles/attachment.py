@@ -37,11 +37,11 @@ class Attachment:
 
 
 def attachment(
-    decision: Decision, attempt: RequestAttempt, known: Known | None, root: str
+    decision: Decision, attempt: RequestAttempt, known: Known | None, root: str, *, observes: bool = False
 ) -> Attachment | None:
     """Return what would be attached to a request so decided; None where there is nothing to say about credentials.
 
-    `known` is the credentials file, `root` the folder of rules as people see it.
+    `known` is the credentials file, `root` the folder of rules as people see it; `observes` says that the profile only observes.
     """
     entry = decision.entry
     if decision.verdict == "deny":
@@ -51,6 +51,9 @@ def attachment(
     name, rule = entry.credential, f"rule {entry.id} names it ({root}/{entry.place})"
     if decision.verdict == "ask":
         rule = f"once it is approved: {rule}"
+    if observes:
+        why = f"{rule}, but a profile that only observes attaches nothing: the request is refused"
+        return Attachment(None, "", why)
     if known is None:
         return Attachment(name, "", f"{rule}; not checked against its definition: give --credentials FILE")
     credential = known.model.credentials.get(name)

@@ -115,7 +115,7 @@ def explain(rules: Rules, profile: str, asked: Asked, now: float) -> Explanation
     change = _change(policy, asked, decision, told, now, rules.root)
     goes: Attachment | None = None
     if isinstance(asked.attempt, RequestAttempt):
-        goes = attachment(decision, asked.attempt, rules.known, rules.root)
+        goes = attachment(decision, asked.attempt, rules.known, rules.root, observes=policy.observes(now))
     return Explanation(profile, asked, decision, tuple(told), untold, change, goes)
 
 

@@ -111,10 +111,16 @@ def _requests(entry: EffectiveEntry) -> Iterator[RequestPattern]:
 
 
 def _meet(one: RequestPattern, other: RequestPattern) -> bool:
-    methods = one.methods is None or other.methods is None or bool(one.methods & other.methods)
-    if not methods and not (one.websocket and other.websocket):
+    if not _methods_meet(one.methods, other.methods) and not (one.websocket and other.websocket):
         return False
     return _paths_meet(one.path.text[1:].split("/"), other.path.text[1:].split("/"))
+
+
+def _methods_meet(one: frozenset[str] | None, other: frozenset[str] | None) -> bool:
+    """None is any method; a pattern of WebSockets alone has none."""
+    if one is None or other is None:
+        return one != frozenset() and other != frozenset()
+    return bool(one & other)
 
 
 def _paths_meet(one: list[str], other: list[str]) -> bool:

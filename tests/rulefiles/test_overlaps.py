@@ -103,6 +103,8 @@ def test_a_request_covers_another_where_it_takes_all_of_it(wide: str, narrow: st
         (entry(requests=("GET /a",)), entry(requests=("POST /a",)), False),
         (entry(requests=("ANY /a",)), entry(requests=("POST /a",)), True),
         (entry(requests=("WEBSOCKET /a",)), entry(requests=("GET /a",)), False),
+        (entry(requests=("WEBSOCKET /a",)), entry(requests=("ANY /a",)), False),
+        (entry(requests=("ANY,WEBSOCKET /a",)), entry(requests=("WEBSOCKET /a",)), True),
         (entry(requests=("GET /a/**",)), entry(requests=("GET /b/**",)), False),
         (entry(requests=("GET /*/x",)), entry(requests=("GET /a/*",)), True),
         (entry(requests=("GET /**",)), entry(requests=("GET /a",), ports=(8443,)), False),
