@@ -17,6 +17,9 @@ What is signed of the body:
 * Every other service: the body's own SHA-256, whatever the client says of it, because a body must be seen: in it stands which
   action is asked for.
 
+Not signed at all is what would go round the rules: a form that is posted to S3 (it carries a signature of its own), a copy
+within S3 (a field of it names an object that no rule has judged), and a form for STS or IAM in a coding that hides its action.
+
 Source: AWS, "Signature Version 4 signing process" and the Amazon S3 API reference, "Authenticating requests".
 """
 
@@ -53,6 +56,8 @@ _FORMS: Final = frozenset({"sts", "iam", "redshift"})
 _SLOTS: Final = frozenset(
     {"x-amz-s3session-token", "x-amz-region-set", "x-amz-expires", "x-amz-sso-bearer-token"}
 )
+_SOURCES: Final = frozenset({"x-amz-copy-source", "x-amz-rename-source"})
+"""Fields that name an object to be read besides the target's: rules judge the target alone."""
 _CONTENT_HASH: Final = "x-amz-content-sha256"
 _OTHERS: Final = frozenset({b"content-type", b"content-md5"})
 
@@ -137,6 +142,8 @@ def payload_of(service: str, method: str, fields: Iterable[Field]) -> Payload | 
         return Payload.WHOLE
     if method == "POST" and b"multipart/form-data" in kind:
         return Unsignable("a form that is posted to S3 carries a signature of its own")
+    if any(fold(name) in _SOURCES for name, _ in given):
+        return Unsignable("a copy within S3 reads what no rule has judged")
     said = _said(given)
     if isinstance(said, Unsignable):
         return said

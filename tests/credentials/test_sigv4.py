@@ -354,6 +354,12 @@ UNSIGNABLE: list[tuple[str, dict[str, Any]]] = [
         "a browser's form to s3 carries its own signature",
         {"method": "POST", "fields": ((b"content-type", b"Multipart/Form-Data; boundary=x"),)},
     ),
+    ("a copy of what no rule has judged", {"fields": ((b"X-Amz-Copy-Source", b"/other/key"),)}),
+    ("such a copy in another spelling", {"fields": ((b"x_amz_copy-source", b"/other/key"),)}),
+    (
+        "a name for what no rule has judged",
+        {"service": "s3express", "fields": ((b"x-amz-rename-source", b"k"),)},
+    ),
     ("a coded form hides its action", {"service": "sts", "fields": ((b"Content-Encoding", b"gzip"),)}),
     (
         "a form in another charset hides its action",
