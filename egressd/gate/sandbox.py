@@ -8,6 +8,7 @@ from typing import Protocol
 from egressd.gate.denials import Denials
 from egressd.gate.dns.synthetic import SyntheticNames
 from egressd.gate.limits import Budget
+from egressd.policy.attempt import Address
 from egressd.policy.compile import CompiledPolicy
 from egressd.policy.reasons import Reason
 
@@ -39,3 +40,5 @@ class Sandbox:
     signing: int = 0
     """Bytes of bodies that are kept to be signed."""
     denials: Denials = field(default_factory=Denials)
+    own: tuple[Address, ...] | None = None
+    """Where its names lead if not each to an address of its own: to these of egressd, or to the one that was asked (`()`)."""

@@ -234,13 +234,15 @@ class Worker:
         sandbox = Sandbox(message.sandbox, policy, names, budget, dict(message.labels), message.traceparent)
         sandbox.placeholders.update(message.placeholders)
         self._services.placeholders.update(message.placeholders.values())
+        if message.answers == "self":
+            sandbox.own = tuple(map(read_address, message.own))
         tenant = self._tenants[sandbox.id] = _Tenant(sandbox, self._services)
         tenant.dns = DnsServer(
             sandbox,
             settings,
             tenant.services.recorder,
             lambda name, address: self._store(sandbox.id, name, address),
-            own=tuple(map(read_address, message.own)) if message.answers == "self" else None,
+            own=sandbox.own,
         )
         for spec in message.listeners:
             sock = socket.socket(fileno=fds.pop(0))

@@ -13,7 +13,7 @@ import ssl
 import sys
 import time
 import traceback
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, ip_address
 from typing import Literal
 
 from egressd.gate import internal
@@ -36,7 +36,7 @@ from egressd.gate.door.entrance import (
     socks_request,
     source_of,
 )
-from egressd.gate.door.hops import BadHop
+from egressd.gate.door.hops import BadHop, bare
 from egressd.gate.door.judgement import Judgement
 from egressd.gate.door.socks import BadSocks
 from egressd.gate.door.splice import Splice, reset_on_close
@@ -249,7 +249,7 @@ class Visit:
         if isinstance(head, BadHead):
             await self._refuse_head(head, listening.data)
             return
-        self._lead_to(head.authority)
+        self._lead_to(head.authority, tunnel=not isinstance(head, Absolute))
         if isinstance(head, Absolute):
             self.connection.channel = "absolute"
             await self._http(Http(listening.data))
@@ -273,7 +273,7 @@ class Visit:
         if isinstance(request, BadSocks):
             await self._refuse_socks(request)
             return
-        self._lead_to(request.authority)
+        self._lead_to(request.authority, tunnel=True)
         target = self.connection.destination
         if target.port not in _EXPLAINABLE and not self._judgement.any_way():
             # Nothing that speaks there could be told in its own protocol; SOCKS can.
@@ -285,12 +285,19 @@ class Visit:
         await asyncio.get_running_loop().sock_sendall(self.sock, socks.reply(socks.SUCCEEDED))
         await self._learn(listening.data)
 
-    def _lead_to(self, authority: Authority) -> None:
+    def _lead_to(self, authority: Authority, *, tunnel: bool) -> None:
         self.connection.destination = target = Destination(port=authority.port)
         if isinstance(authority.host, tuple):
             target.proved = authority.host
-        else:
+        elif not (tunnel and self._is_ours(authority)):
             target.address = authority.host
+
+    def _is_ours(self, authority: Authority) -> bool:
+        """Whether a proxy's client was led here by a name that it asked for itself; for which one, only the client can say."""
+        own = self.connection.sandbox.own
+        if own is None or authority.port not in _EXPLAINABLE:
+            return False
+        return authority.host in (own or (bare(ip_address(self.sock.getsockname()[0])),))
 
     async def _refuse_socks(self, refused: BadSocks) -> None:
         self._decided(Decision("deny", refused.reason), refused.detail, refused.authority)
@@ -380,9 +387,9 @@ class Visit:
         await inspect(self.connection, stream, data)
 
     def _join(self, host: Name | Address | None) -> None:
-        """Join the story of the query that led a client to our own address for this name."""
-        if self.entrance.way == "direct" and isinstance(host, tuple):
-            connection = self.connection
+        """Join the story of the query that led a client to our own address by this name."""
+        connection = self.connection
+        if self._judgement.nameless and connection.sandbox.own is not None and isinstance(host, tuple):
             connection.root_id = connection.sandbox.names.root_of(host) or connection.root_id
 
     # TLS

@@ -202,6 +202,7 @@ def test_tls_03_without_a_server_name_it_is_refused(monkeypatch: pytest.MonkeyPa
 
 def test_an_allowed_name_is_dialled_by_that_name_and_joins_its_query(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = direct_scene(dial=DialFailed(Reason.UPSTREAM_UNREACHABLE, "x"))
+    scene.sandbox.own = ()
     scene.sandbox.names.note(("pinned", "example", "com"), "root-of-the-query")
     scene.play(monkeypatch, PINNED)
     assert scene.decisions() == [("allow", "rule")]
@@ -271,3 +272,50 @@ def test_bytes_that_were_read_before_the_sandbox_was_known_count(
     scene.play(monkeypatch, WEB[40:])
     assert scene.decisions()[0][1] in ("rule", "internal_error")
     assert [record.sni for record in scene.recorder.records][:1] == ["web.example.com"]
+
+
+OURS = IPv4Address("172.30.0.2")
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        pytest.param("socks", GREETING + b"\x05\x01\x00\x01" + OURS.packed + b"\x01\xbb", id="SOCKS"),
+        pytest.param("explicit", b"CONNECT 172.30.0.2:443 HTTP/1.1\r\n\r\n", id="CONNECT"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("own", "first", "decided"),
+    [
+        pytest.param((OURS,), PINNED, ("allow", "rule"), id="an allowed name led there"),
+        pytest.param((OURS,), hello("denied.example.com"), ("deny", "not_allowed"), id="a denied name"),
+        pytest.param((OURS,), no_sni(), ("deny", "no_sni"), id="TLS-03 no server name"),
+        pytest.param(None, PINNED, ("deny", "ip_literal"), id="names lead elsewhere"),
+        pytest.param((IPv4Address("172.30.0.9"),), PINNED, ("deny", "ip_literal"), id="another address"),
+    ],
+)
+def test_a_client_of_a_proxy_may_ask_for_the_address_that_its_names_lead_to(
+    monkeypatch: pytest.MonkeyPatch,
+    way: Any,
+    said: bytes,
+    own: tuple[IPv4Address, ...] | None,
+    first: bytes,
+    decided: tuple[str, str],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    scene = Scene(entrance=Entrance(way), dial=DialFailed(Reason.UPSTREAM_UNREACHABLE, "x"))
+    scene.sandbox.own = own
+    scene.play(monkeypatch, said + first)
+    [found] = scene.decisions()
+    assert found == decided
+    assert scene.dialer.dials == (decided[0] == "allow")
+
+
+def test_a_request_in_absolute_form_for_our_own_address_is_for_an_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene(entrance=Entrance("explicit"))
+    scene.sandbox.own = (OURS,)
+    scene.play(monkeypatch, b"GET http://172.30.0.2/ HTTP/1.1\r\nHost: web.example.com\r\n\r\n")
+    assert [r.verdict for r in scene.recorder.records if r.event == "decision"] == ["deny", "deny"]
+    assert scene.dialer.dials == 0
