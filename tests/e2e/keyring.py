@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import re
 import secrets
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
@@ -116,14 +117,15 @@ class Inside:
         self, stand: Stand, *, env: Mapping[str, str] | None = None, flags: Iterable[str] = ()
     ) -> None:
         self.heard: list[str] = []
-        self._said = open(stand.directory / "stderr.log", "w+", encoding="utf-8")  # noqa: SIM115 (closed with it)
-        self.process: subprocess.Popen[str] = stand.start(
-            ["/usr/bin/python3", "-Ic", _DRIVER],
-            flags=list(flags),
-            env=env,
-            stdin=subprocess.PIPE,
-            stderr=self._said,
-        )
+        self._said = stand.directory / f"said-{secrets.token_hex(4)}.log"
+        with open(self._said, "w", encoding="utf-8") as said:
+            self.process: subprocess.Popen[str] = stand.start(
+                ["/usr/bin/python3", "-Ic", _DRIVER],
+                flags=list(flags),
+                env=env,
+                stdin=subprocess.PIPE,
+                stderr=said,
+            )
         if self._line() != "ready\n":
             self.close()
             raise AssertionError(f"the sandbox did not start: {self.errors()}")
@@ -139,18 +141,13 @@ class Inside:
 
     def errors(self) -> str:
         """What egressd and the sandbox said on standard error so far."""
-        self._said.flush()
-        with open(self._said.name, encoding="utf-8", errors="backslashreplace") as file:
-            return file.read()
+        return self._said.read_text(encoding="utf-8", errors="backslashreplace")
 
     def close(self) -> None:
         """Ends the sandbox as the end of its command does, and waits for egressd to end."""
         if self.process.stdin is not None:
             self.process.stdin.close()
-        try:
-            self.process.wait(30)
-        finally:
-            self._said.flush()
+        self.process.wait(30)
 
     def __enter__(self) -> Inside:
         return self
@@ -161,6 +158,17 @@ class Inside:
     def _line(self) -> str:
         assert self.process.stdout is not None
         return self.process.stdout.readline()
+
+
+_MARK = re.compile(r"\n--answered-(\d{3})\n")
+
+
+def answers(inside: Inside, urls: Iterable[str], arguments: str = "") -> list[tuple[str, str]]:
+    """The status and the whole answer, head and body, of each of several requests by one curl."""
+    told = " ".join(f'"{url}"' for url in urls)
+    script = f"curl -gsSi -m 20 --compressed -w '\\n--answered-%{{http_code}}\\n' {arguments} {told}"
+    *parts, _ = _MARK.split(inside.run(script).stdout)
+    return list(zip(parts[1::2], parts[::2], strict=True))
 
 
 def uses(stand: Stand, credential: str) -> list[dict[str, Any]]:
