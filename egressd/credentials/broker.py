@@ -340,7 +340,7 @@ class Broker:
                 await self._retire((), set(), [one.provider for one in self._definitions.values()])
 
     async def _take_back(self, minted: Collection[Minted]) -> None:
-        calls = [one.revoke() for one in minted if one.revoke is not None]
+        calls = [one.revoke for one in minted if one.revoke is not None]
         for result in await asyncio.gather(*map(_in_time, calls), return_exceptions=True):
             if isinstance(result, BaseException):
                 text = str(result) if isinstance(result, SourceFailed) else type(result).__name__
@@ -369,9 +369,9 @@ async def _next(before: _Kept | None, definition: _Definition, for_: For) -> Min
     return await definition.provider.mint(for_)
 
 
-async def _in_time(call: Awaitable[None]) -> None:
+async def _in_time(call: Callable[[], Awaitable[None]]) -> None:
     async with asyncio.timeout(REVOKE):
-        await call
+        await call()
 
 
 def _seen(task: asyncio.Task[Lease]) -> None:
