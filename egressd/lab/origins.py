@@ -307,7 +307,11 @@ class Api:
         await exchange.send(bytes.fromhex(exchange.query.get("hex", "")))
 
     async def _websocket(self, exchange: Exchange) -> None:
-        """Echoes each frame (up to 125 bytes) unmasked, and a close with its code (RFC 6455)."""
+        """Echoes each frame (up to 125 bytes) unmasked, and a close with its code (RFC 6455).
+
+        `?as=frames` says the request's head first, `?as=protocol` chooses its Authorization for a subprotocol, `?as=deflate`
+        chooses compression.
+        """
         key = exchange.seen.header("sec-websocket-key")
         if key is None or (exchange.seen.header("upgrade") or "").lower() != "websocket":
             await exchange.reply(426, b"websocket only\n", {"Upgrade": "websocket"})
@@ -315,7 +319,16 @@ class Api:
         exchange.keep = False
         accept = base64.b64encode(hashlib.sha1(key.encode() + _WEBSOCKET_KEY).digest()).decode()  # noqa: S324 (the RFC's)
         headers = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Accept": accept}
+        shape = exchange.query.get("as")
+        if shape == "protocol":
+            headers["Sec-WebSocket-Protocol"] = (exchange.seen.header("authorization") or "").rpartition(" ")[
+                2
+            ]
+        elif shape == "deflate":
+            headers["Sec-WebSocket-Extensions"] = "permessage-deflate"
         await exchange.start(101, headers)
+        if shape == "frames":
+            await exchange.send(b"".join(mirrors.fragments(exchange.seen)))
         reader = exchange.connection.reader
         while True:
             opcode, length = await reader.readexactly(2)

@@ -274,10 +274,18 @@ def _has(record: Mapping[str, Any], shows: Mapping[str, object]) -> bool:
 
 @contextmanager
 def arena(
-    lab: Lab, *, dns_more: Mapping[str, str] | None = None, rules: str = RULES, more: str = ""
+    lab: Lab,
+    *,
+    dns_more: Mapping[str, str] | None = None,
+    rules: str = RULES,
+    more: str = "",
+    credentials: str = "",
+    secrets: Mapping[str, str] | None = None,
 ) -> Iterator[Arena]:
-    """Build an arena in a lab."""
-    with Stand(lab, rules, shipped=SHIPPED, dns_more=dns_more, more=more) as stand:
+    """Build an arena in a lab; `credentials` is the text of credentials.yaml, `secrets` are the files that it refers to."""
+    with Stand(lab, rules, shipped=SHIPPED, dns_more=dns_more, more=more, credentials=credentials) as stand:
+        for name, secret in (secrets or {}).items():
+            stand.secret(name, secret)
         for part in INSIDE.parent.glob("inside*.py"):
             shutil.copy(part, stand.workspace)
         command = ["/usr/bin/python3", str(stand.workspace / "inside.py")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import html
 import json
 import time
 
@@ -15,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from egressd.lab import Lab
 from egressd.lab.guards import Guard, Guards
 from egressd.lab.issuers import GITHUB, GOOGLE, KUBERNETES, OAUTH, QUEUE
-from egressd.lab.mirrors import SHAPES, reflection
+from egressd.lab.mirrors import FURTHER, SHAPES, fragments, reflection
 from egressd.lab.models import WORDS
 from egressd.lab.packages import PythonIndex
 from egressd.lab.sightings import SeenRequest
@@ -102,6 +103,31 @@ def test_a_mirror_says_the_key_back_in_some_form(shape: str) -> None:
         or BASIC.replace("=", "%3D").replace("Basic ", "") in told
         or shape == "deflate"
     )
+
+
+@pytest.mark.parametrize("shape", FURTHER)
+def test_a_mirror_does_to_the_key_what_origins_do(shape: str) -> None:
+    headers, pieces = reflection(seen("/mirror", ("authorization", BASIC)), shape)
+    body = b"".join(pieces)
+    forms = {
+        "hex": BASIC.encode().hex().encode(),
+        "upper": BASIC.upper().encode(),
+        "html": html.escape(BASIC).encode(),
+        "utf16": BASIC.encode("utf-16-le"),
+        "reversed": BASIC[::-1].encode(),
+    }
+    if shape == "twice":
+        body = gzip.decompress(gzip.decompress(body))
+        assert headers["Content-Encoding"] == "gzip, gzip"
+    assert forms.get(shape, BASIC.encode()) in body
+
+
+def test_a_message_says_the_key_back_in_fragments() -> None:
+    frames = fragments(seen("/ws", ("authorization", BASIC)))
+    assert frames[0][0] == 1
+    assert frames[-1] == b"\x80\0"
+    assert BASIC.encode() in b"".join(frame[2:] for frame in frames if frame[0] in (0, 1))
+    assert (b"\x89" + bytes((len(BASIC),)) + BASIC.encode()) in frames
 
 
 pytestmark = pytest.mark.e2e
