@@ -82,15 +82,18 @@ def test_a_field_of_a_kv_secret_is_read_anew_each_time_and_nothing_stays_logged_
 
     async def scene() -> None:
         bao.ask("secret/data/forge", {"data": {"token": "first-value", "value": "other"}})
-        asked = source(bao, by_role(bao, tmp_path), path="secret/data/forge", field="token")
+        auth = by_role(bao, tmp_path)
+        asked = source(bao, auth, path="secret/data/forge", field="token")
         given = await asked.mint(SANDBOX)
         assert (value(given), given.expires, given.revoke, given.renew) == ("first-value", None, None, None)
         bao.ask("secret/data/forge", {"data": {"token": "second-value"}})
         assert value(await asked.mint(SANDBOX)) == "second-value"
+        with pytest.raises(SourceFailed, match="answered 403"):
+            await source(bao, auth, path="secret/metadata/forge").mint(SANDBOX)
+        assert bao.accessors() == before
         await asked.close()
 
     run(scene())
-    bao.settle("accessors", before)
 
 
 def test_a_kv_secret_that_will_be_deleted_ends_then(bao: Bao, tmp_path: Path) -> None:
