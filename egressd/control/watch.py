@@ -48,11 +48,11 @@ async def changes(directory: Path, known: Marks, *beside: Path) -> AsyncGenerato
     What lies `beside` the directory is not watched, and looked at every `LOOK` seconds.
     """
     await asyncio.sleep(START)
-    import watchfiles  # 40 ms of everybody's time
-
     while True:
         watched = _identity(directory)
         try:
+            import watchfiles  # 40 ms of everybody's time
+
             async for _ in watchfiles.awatch(
                 directory, debounce=50, step=10, rust_timeout=int(LOOK * 1000), yield_on_timeout=True
             ):
@@ -64,7 +64,7 @@ async def changes(directory: Path, known: Marks, *beside: Path) -> AsyncGenerato
                     _identity(directory) != watched
                 ):  # exchanged whole: what is watched is no longer what is read
                     break
-        except OSError:  # the host is out of watches: look by ourselves
+        except Exception:  # noqa: BLE001 -- out of watches, descriptors, threads: each has its own class; look by ourselves
             await asyncio.sleep(LOOK)
         if watched is None:
             await asyncio.sleep(LOOK)

@@ -167,7 +167,7 @@ def test_control_runs_out_of_descriptors(drilled: Arena) -> None:
     with limited(control, resource.RLIMIT_NOFILE, 3):
         assert "200 OK" in drilled.a.run(OK.format(3)), "what is open stays open"
         stand.profile.write_text(RULES.replace("wild-lab.com", "wilder-lab.com"))
-        until(lambda: [r for r in stand.records()[mark:] if r["event"] == "policy"], 6, "B's or A's word")
+        until(lambda: [r for r in stand.records()[mark:] if r["event"] == "policy"], 20, "B's or A's word")
         os.kill(worker_of(control), signal.SIGKILL)
         drilled.lab.forget()
         assert "200 OK" not in drilled.a.run(ALONE)

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import watchfiles
+from watchfiles._rust_notify import WatchfilesRustInternalError
 
 from egressd.control import watch
 from egressd.control.watch import Marks, changes, marks
@@ -157,3 +159,18 @@ def test_after_the_directory_was_exchanged_notices_are_followed_again(
         await stream.aclose()
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "no watches"), RuntimeError("no thread"), WatchfilesRustInternalError("no fd")]
+)
+def test_where_nothing_can_be_watched_the_files_are_looked_at(
+    rules: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def none_left(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(watchfiles, "awatch", none_left)
+    assert seen(
+        rules, marks(rules), lambda: (rules / "profiles" / "a.yaml").write_text("schema: 1\nowner: me\n")
+    )
