@@ -54,9 +54,6 @@ class Needle(NamedTuple):
     tail: Slot | None = None
 
 
-type _Sort = tuple[str, bool]
-"""A slot before it is made: its characters, and whether they may be spelled otherwise than as they are."""
-type _Row = tuple[tuple[_Sort, ...], _Sort | None]
 type _Place = tuple[int, int, bytes]
 
 
@@ -76,10 +73,7 @@ class Automaton:
 
     def __init__(self, secrets: Iterable[str]) -> None:
         """Empty secrets are no needles; without any nothing is ever found."""
-        rows = dict.fromkeys(chain.from_iterable(map(_rows, filter(None, secrets))))
-        self._needles = tuple(
-            Needle(tuple(_slot(*sort) for sort in row), _slot(*tail) if tail else None) for row, tail in rows
-        )
+        self._needles = tuple(chain.from_iterable(map(needles_of, dict.fromkeys(filter(None, secrets)))))
         self._fresh = tuple(((number, 0, b""), 0) for number in range(len(self._needles)))
         self.start = State(())
         self._states: dict[frozenset[tuple[_Place, int]], State] = {}
@@ -165,59 +159,77 @@ def _in_class(byte: int) -> bytes:
     return rb"\x%02x" % byte
 
 
-def _rows(secret: str) -> Iterator[_Row]:
-    yield tuple(_spelled(_either_case(char)) for char in secret), None
+def needles_of(secret: str) -> Iterator[Needle]:
+    """Return the needles of one secret."""
+    yield Needle(tuple(map(_letter, secret)))
     data = _encoded(secret)
     if len(data) < CODED_LEAST:
         return
     yield from (_base64(data, before) for before in range(3))
-    yield tuple(_plain(_either_case(digit)) for digit in data.hex()), None
+    yield Needle(tuple(map(_digit, data.hex())))
     wide = secret.encode("utf-16-le", "surrogatepass").rstrip(
         b"\0"
     )  # from its second byte on utf-16-be is the same
-    yield tuple(_plain(chr(byte)) for byte in wide), None
+    yield Needle(tuple(map(_byte, wide)))
 
 
-def _base64(data: bytes, before: int) -> _Row:
+def _base64(data: bytes, before: int) -> Needle:
     """What is the same of the base64 of all texts in which `before` (modulo 3) bytes come before the data."""
     text = b64encode(bytes(before) + data).decode("ascii")
     bits = 8 * (before + len(data))
-    core = tuple(_spelled(_twins(char)) for char in text[-(-8 * before // 6) : bits // 6])
+    core = tuple(map(_sextet, text[-(-8 * before // 6) : bits // 6]))
     if not bits % 6:
-        return core, None
+        return Needle(core)
     unknown = 6 - bits % 6
     known = _BASE64.index(text[bits // 6]) >> unknown
-    return core, _spelled("".join(_twins(_BASE64[known << unknown | low]) for low in range(1 << unknown)))
-
-
-def _twins(char: str) -> str:
-    return _TWINS.get(char, char)
-
-
-def _either_case(char: str) -> str:
-    return char.lower() + char.upper() if char.isascii() and char.isalpha() else char
+    rest = _BASE64[known << unknown : (known + 1) << unknown]
+    return Needle(core, _spelled("".join(_TWINS.get(char, char) for char in rest)))
 
 
 def _encoded(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _spelled(chars: str) -> _Sort:
+# Slots are kept and shared: each is a few characters of an alphabet, and tells nothing of a secret.
+
+
+@functools.lru_cache(maxsize=512)
+def _letter(char: str) -> Slot:
+    """A character, in either case, in any spelling."""
+    return _spelled(char.lower() + char.upper() if char.isascii() else char)
+
+
+@functools.lru_cache(maxsize=64)
+def _sextet(char: str) -> Slot:
+    """A character of base64, in any spelling."""
+    return _spelled(_TWINS.get(char, char))
+
+
+@functools.lru_cache(maxsize=16)
+def _digit(char: str) -> Slot:
+    """A hexadecimal digit, in either case."""
+    return _slot(char.encode() + char.upper().encode())
+
+
+@functools.lru_cache(maxsize=256)
+def _byte(byte: int) -> Slot:
+    """A byte, as it is."""
+    return _slot(byte.to_bytes())
+
+
+@functools.lru_cache(maxsize=256)
+def _spelled(chars: str) -> Slot:
     """Any of these characters, in any spelling."""
-    return "".join(sorted(set(chars))), True
+    return _made(chain.from_iterable(map(_spellings, chars)))
 
 
-def _plain(chars: str) -> _Sort:
-    """Any of these bytes (U+0000 to U+00FF), as it is."""
-    return "".join(sorted(set(chars))), False
+def _slot(choice: bytes) -> Slot:
+    """Any of these bytes, as it is."""
+    return _made(byte.to_bytes() for byte in choice)
 
 
-@functools.lru_cache(maxsize=1024)
-def _slot(chars: str, escapes: bool) -> Slot:
-    """Slots are kept and shared: each is a few characters of an alphabet, and tells nothing of a secret."""
-    words = set(
-        chain.from_iterable(map(_spellings, chars)) if escapes else (char.encode("latin-1") for char in chars)
-    )
+def _made(spellings: Iterable[bytes]) -> Slot:
+    words = set(spellings)
     kinds: dict[bytes, int] = dict.fromkeys(words, _FULL)
     following: dict[bytes, set[int]] = {}
     for word in words:

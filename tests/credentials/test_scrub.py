@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from egressd.credentials import needles
-from egressd.credentials.needles import TELLING
+from egressd.credentials.needles import TELLING, Slot, needles_of
 from egressd.credentials.scrub import Mask, Scrubber
 
 SECRET = 'sk-Live_9f"3/Zq+&<7\\=%41 é'
@@ -167,9 +167,9 @@ def in_pieces(mask: Mask, pieces: Iterable[bytes]) -> bytes:
 def reference(secret: str, text: bytes) -> bytes:
     """The law itself, without an automaton: each place, each needle, each spelling."""
     hidden = bytearray(len(text))
-    for row, tail in needles._rows(secret):
-        words = [[word for word, kind in needles._slot(*sort).kinds.items() if kind & 1] for sort in row]
-        tails = [word for word, kind in needles._slot(*tail).kinds.items() if kind & 1] if tail else []
+    for slots, tail in needles_of(secret):
+        words = [spellings_of(slot) for slot in slots]
+        tails = spellings_of(tail) if tail is not None else []
         for begin in range(len(text)):
             places = {begin}
             for index, choice in enumerate(words):
@@ -185,6 +185,10 @@ def reference(secret: str, text: bytes) -> bytes:
                 if tails and len(words) >= TELLING and text[place:] and _is_cut(text[place:], tails):
                     hidden[begin:] = b"\1" * (len(text) - begin)
     return bytes(0x2A if mark else byte for mark, byte in zip(hidden, text, strict=True))
+
+
+def spellings_of(slot: Slot) -> list[bytes]:
+    return [word for word, kind in slot.kinds.items() if kind & 1]
 
 
 def _is_cut(rest: bytes, words: list[bytes]) -> bool:
@@ -256,24 +260,20 @@ def test_only_what_begins_a_needle_is_held_back(case: tuple[str, bytes, list[int
     out = scrubber.feed(text)
     held = scrubber.held
     assert len(out) + held == len(text)
-    beginnings = [
-        text[-held:]
-        for row, _ in needles._rows(secret)
-        if held and _begins(text[-held:], [needles._slot(*sort) for sort in row])
-    ]
-    assert bool(beginnings) == bool(held) or held <= needles_tail(secret)
+    begins = held > 0 and any(_begins(text[-held:], needle.slots) for needle in needles_of(secret))
+    assert begins == (held > 0) or held <= needles_tail(secret)
 
 
 def needles_tail(secret: str) -> int:
     """The longest spelling of a tail, which may be undecided too."""
-    tails = (needles._slot(*tail) for _, tail in needles._rows(secret) if tail)
+    tails = (needle.tail for needle in needles_of(secret) if needle.tail is not None)
     return max((len(word) for slot in tails for word in slot.kinds), default=0)
 
 
-def _begins(rest: bytes, slots: list[needles.Slot]) -> bool:
+def _begins(rest: bytes, slots: tuple[Slot, ...]) -> bool:
     places = {0}
     for slot in slots:
-        words = [word for word, kind in slot.kinds.items() if kind & 1]
+        words = spellings_of(slot)
         if any(_is_cut(rest[place:], words) for place in places):
             return True
         places = {place + len(word) for place in places for word in words if rest.startswith(word, place)}
