@@ -13,11 +13,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from egressd.policy.credential import CredentialsFile
+from egressd.policy.credential import Attach, CredentialsFile, Source
 from egressd.rulefiles import secrets
 from egressd.rulefiles.credentials import load_credentials, read_credentials
 from egressd.rulefiles.load import Rules, load_source
-from egressd.rulefiles.problems import Code, Findings, Problems
+from egressd.rulefiles.problems import WARNINGS, Code, Findings, Problems
 from egressd.rulefiles.source import RuleSource
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -167,6 +167,62 @@ def test_rules_carry_the_credentials_they_were_judged_with_and_do_not_show_them(
     assert loaded.credentials is not None
     assert set(loaded.credentials.credentials) == set(DATA["credentials"])
     assert "/run/secrets" not in repr(loaded)
+
+
+PAGE = (ROOT / "docs" / "credentials.md").read_text()
+BLOCKS = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+PARTS = [
+    part
+    for block in BLOCKS
+    for part in re.split(r"^(?=attach:|auth:)", block, flags=re.MULTILINE)
+    if part and "apiGroups" not in part  # Kubernetes' own
+]
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.split("\n")[0][:40])
+def test_what_the_page_shows_is_read(part: str) -> None:
+    data = yaml.safe_load(part)
+    if "profile" in data or "accept" in data:
+        profile = part if "profile" in data else f"schema: 1\nprofile: NAME\n{part}"
+        source = RuleSource({**FILES, "profiles/name.yaml": profile.replace("NAME", "name").encode()})
+        rules = load_source(source, now=NOW, credentials=TEXT.encode())
+        assert isinstance(rules, Rules), str(rules)
+        return
+    if "credentials" not in data:
+        one = {
+            "for": DATA["credentials"]["anthropic"]["for"],
+            "source": {"env": "A"},
+            "attach": {"bearer": True},
+        }
+        if "auth" in data:
+            data = {"source": {"vault": {"address": "https://vault.example.com", "path": "x", **data}}}
+        if "aws_sts" in data.get("source", {}):
+            one["attach"] = {"sigv4": {"service": "s3", "region": "eu-west-1"}}
+        if "sigv4" in data.get("attach", {}):
+            one["source"] = {
+                "vault": {
+                    "address": "https://v.io",
+                    "path": "aws/creds/x",
+                    "auth": {"token": {"env": "T"}},
+                }
+            }
+        if "path" in data.get("attach", {}):
+            one["for"] = DATA["credentials"]["notify"]["for"]
+        data = {"schema": 1, "credentials": {"one": {**one, **data}}}
+    findings = found(yaml.dump(data, Dumper=yaml.CSafeDumper).encode())
+    assert findings.errors == []
+    assert findings.warnings == []
+
+
+def test_the_page_has_every_source_and_every_way() -> None:
+    for kind in (*Source.model_fields, *Attach.model_fields):
+        assert re.search(rf"^(source|attach|  )[ :{{]*{kind}:", PAGE, re.MULTILINE), kind
+
+
+def test_the_page_names_every_warning_about_credentials() -> None:
+    about = [code for code in WARNINGS if code.value.startswith(("credential_", "attach_"))]
+    for code in about:
+        assert f"`{code.value}`" in PAGE or code is Code.CREDENTIAL_UNCHECKED, code
 
 
 @pytest.mark.parametrize(
