@@ -10,7 +10,7 @@ import pytest
 
 import egressd
 from egressd.wiring.errors import WiringError
-from egressd.wiring.launch import plan, view, writable
+from egressd.wiring.launch import covering, plan, shown, view, writable
 from egressd.wiring.mounts import ancestors, within
 from egressd.wiring.namespace import Bind, SandboxSpec
 
@@ -198,3 +198,42 @@ def test_within_goes_by_whole_names(path: str, directory: str, *, answer: bool) 
 
 def test_ancestors_begin_at_the_root() -> None:
     assert list(ancestors("/a/b/c")) == ["/", "/a", "/a/b"]
+
+
+@pytest.mark.parametrize(
+    ("path", "masked", "seen"),
+    [
+        pytest.param("{work}/key", ["{work}/key"], True, id="in the workspace: the file alone"),
+        pytest.param(
+            "{work}/sub/key", ["{work}/sub/key"], True, id="below it: what stands there is the sandbox's"
+        ),
+        pytest.param("{other}/key", ["{other}/key", "{other}"], False, id="in a folder of its own"),
+        pytest.param("{top}/key", ["{top}/key"], False, id="in a folder above the workspace"),
+        pytest.param(
+            "{link}/key", ["{link}/key", "{link}", "{other}"], False, id="behind a link, in both folders"
+        ),
+        pytest.param("/etc/hostname", ["/etc/hostname"], True, id="in a folder of the system"),
+        pytest.param("/usr/share/x/key", ["/usr/share/x/key"], True, id="among programs"),
+        pytest.param("/run/secrets/key", ["/run/secrets/key"], False, id="where nothing of the host is seen"),
+    ],
+)
+def test_a_secret_is_covered_with_its_folder_where_that_is_its_own(
+    tmp_path: Path, spec: SandboxSpec, path: str, masked: list[str], seen: bool
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "other")
+    (tmp_path / "work" / "sub").mkdir()
+    for folder in ("work", "work/sub", "other", "."):
+        (tmp_path / folder / "key").write_text("secret")
+    places = {"work": spec.workspace, "other": tmp_path / "other", "top": tmp_path, "link": tmp_path / "link"}
+    given = path.format(**places)
+    assert list(covering(spec, given)) == [place.format(**places) for place in masked]
+    assert shown(spec, given) == seen
+
+
+def test_a_masked_file_is_not_seen_and_one_that_is_not_there_yet_would_be(spec: SandboxSpec) -> None:
+    key = Path(spec.workspace) / "key"
+    masked = replace(spec, masks=(str(key),))
+    assert shown(masked, str(key)), "a mask lies over what is there"
+    key.write_text("secret")
+    assert not shown(masked, str(key))
+    assert shown(masked, f"{spec.workspace}/another")
