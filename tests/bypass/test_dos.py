@@ -344,7 +344,7 @@ def test_slow_names_and_bodies_hold_nobody_up(hasty: Arena) -> None:
     attack.join()
     own, served = said[0].splitlines()
     assert own.startswith("True "), said
-    assert float(own.split()[1]) < 3, "its own other requests wait for the slow names"
+    assert float(own.split()[1]) < 6, "its own other requests wait for the slow names"
     assert served == "80 set()"
     assert busy[6] < max(0.2, 8 * usual[6]), (usual, busy)
     hasty.life_goes_on()
