@@ -75,9 +75,10 @@ class Issuers:
             return
         body = json.loads(await exchange.body() or b"{}")
         if await self._admits(exchange, "github", given, body, signed=True):
-            await _say(
-                exchange, 201, {"token": self._issue("github", "ghs_"), "expires_at": _ahead(), **body}
-            )
+            chosen = [{"name": name, "full_name": f"acme/{name}"} for name in body.get("repositories", ())]
+            answer = {"token": self._issue("github", "ghs_"), "expires_at": _ahead(), "repositories": chosen}
+            answer |= {"permissions": body.get("permissions"), "repository_selection": "selected"}
+            await _say(exchange, 201, answer)
 
     async def google(self, exchange: Exchange) -> None:
         """A token for a service account's JWT, and one of an impersonated account for that."""
