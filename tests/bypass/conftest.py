@@ -51,7 +51,7 @@ def nxdomain(shared_lab: Lab) -> Iterator[Arena]:
 
 @pytest.fixture(scope="module")
 def once(request: pytest.FixtureRequest) -> Iterator[Arena]:
-    """One arena, as root where this user is root, with the rules and the world (`RULES`, `prepare`) that the module may have.
+    """One arena, as root where this user is root, with what the module may have: `RULES`, `CREDENTIALS`, `SECRETS`, `prepare`.
 
     For attacks on what is above the wiring, which is the same code whoever started it.
     """
@@ -59,7 +59,12 @@ def once(request: pytest.FixtureRequest) -> Iterator[Arena]:
     with build(os.geteuid() != 0) as lab:
         if hasattr(module, "prepare"):
             module.prepare(lab)
-        with arena(lab, rules=getattr(module, "RULES", RULES)) as made:
+        with arena(
+            lab,
+            rules=getattr(module, "RULES", RULES),
+            credentials=getattr(module, "CREDENTIALS", ""),
+            secrets=getattr(module, "SECRETS", {}),
+        ) as made:
             yield made
 
 

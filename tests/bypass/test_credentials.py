@@ -1,28 +1,34 @@
 """CRED rows: secrets of ours and of others.
 
-No credential is attached yet: a rule that names one is refused, never carried out bare, so its host is out of reach. Rows
-about attaching, replacing and masking therefore hold that refusal, and that nothing of what a client sends as a secret is
-ever written down; the issue that attaches credentials finishes them.
+Each row of a credential looks at four places: what the sandbox saw of the secret (nothing), what the origin was sent (it, once,
+and no key of the sandbox's own), what the journal says (its name, never its value), and what anybody else was sent.
+Signatures are made in memory (`test_a_signature_of_the_sandboxs_own`): who would check them is a real object store elsewhere.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from egressd.lab import Lab, clean_env, topology
-from egressd.lab.stand import Stand
+from egressd.lab.stand import HERE, Stand
+from egressd.policy.credential import Attach
 from egressd.rulefiles.load import load_rules
 from egressd.rulefiles.problems import Problems
 from tests.bypass.arena import RULES as COMMON
 from tests.bypass.arena import SHIPPED, Arena, Outcome, Row
+from tests.gate.inspector.lab import HOST, run
+from tests.gate.inspector.lender import Lender, keyed, lease_of
+from tests.gate.inspector.scene import Scene
 
 pytestmark = pytest.mark.e2e
 
@@ -32,6 +38,11 @@ KEYED = "keyed.lab-keys.com"
 OTHER = "other.lab-keys.com"
 ANY = "any.lab-keys.com"
 CANARY = "c4n4ry-s3cr3t-0123456789"
+REAL = "r3al-s3cr3t/+9876543210"
+"""What is attached: a secret whose every spelling differs."""
+STRICT, DUMMIED, BASIC = "strict.lab-keys.com", "dummy.lab-keys.com", "basic.lab-keys.com"
+_V1 = '["GET,HEAD,POST /v1/**", "WEBSOCKET /ws", "GET /redirect", "GET /mirror"]'
+_OTHER = f'    hosts: [{OTHER}]\n    requests: ["GET,HEAD,POST /**"]\n'
 RULES = COMMON.replace(
     """    with: {repos: ["acme/*"]}
 """,
@@ -40,30 +51,80 @@ RULES = COMMON.replace(
 """,
 ).replace(
     "deny:\n",
-    f"""  - id: keyed
-    hosts: [{KEYED}]
-    requests: ["GET,HEAD,POST /v1/**", "WEBSOCKET /ws"]
-    credential: keyed
-  - id: other
-    hosts: [{OTHER}]
-  - id: any
+    "".join(
+        f"  - id: {name}\n    hosts: [{name}.lab-keys.com]\n    requests: {_V1}\n    credential: {name}\n"
+        for name in ("keyed", "strict", "dummy", "basic")
+    )
+    + f"""  - id: other
+{_OTHER}  - id: any
     hosts: [{ANY}]
     requests: ["ANY /**"]
 deny:
 """,
 )
-_LATER = "the issue that attaches credentials finishes this row; until then nothing is carried out bare"
+
+
+def defined(name: str, attach: str, more: str = "", host: str = "", requests: str = _V1) -> str:
+    """A credential in credentials.yaml that reads a file."""
+    return (
+        f"  {name}:\n    for: [{{hosts: [{host or f'{name}.lab-keys.com'}], requests: {requests}}}]\n"
+        f"    source: {{file: {HERE}/secrets/{name}}}\n    attach: {attach}\n{more}"
+    )
+
+
+_GITHUB = defined("github", "{basic: x-access-token}", host="github.com", requests='["GET,POST /acme/**"]')
+CREDENTIALS = (
+    "schema: 1\ncredentials:\n"
+    + _GITHUB
+    + defined("keyed", "{header: x-api-key}")
+    + defined("strict", "{bearer: true}", "    client_credentials: deny\n")
+    + defined(
+        "dummy", "{placeholder: {variable: LAB_DUMMY, prefix: sk-lab-, length: 48, headers: [authorization]}}"
+    )
+    + defined("basic", "{basic: x-access-token}")
+)
+SECRETS = dict.fromkeys(("github", "keyed", "strict", "dummy", "basic"), f"{REAL}\n")
+"""Each with a newline at its end, as editors leave it (CRED-11)."""
+_ENCODED = base64.b64encode(f"x-access-token:{REAL}".encode()).decode()
 
 
 def prepare(lab: Lab) -> None:
     """Names that only these rows need."""
-    for name in (KEYED, OTHER, ANY):
+    for name in (KEYED, OTHER, ANY, STRICT, DUMMIED, BASIC):
         lab.set_name(name, a=[topology.API])
 
 
 def silent(outcome: Outcome) -> None:
-    """The secret is in no record."""
+    """The secrets are in no record, and the sandbox has seen none of ours in any spelling."""
+    for text in (json.dumps(outcome.records), outcome.said):
+        for spelled in (REAL, quote(REAL, safe=""), base64.b64encode(REAL.encode()).decode(), _ENCODED):
+            assert spelled not in text
     assert CANARY not in json.dumps(outcome.records)
+
+
+def arrived(host: str, field: str, value: str, *, bare: Sequence[str] = ()) -> Callable[[Outcome], None]:
+    """The host was sent the credential in this field, once, and nothing of the client's own; hosts in `bare` no secret."""
+
+    def also(outcome: Outcome) -> None:
+        silent(outcome)
+        seen = outcome.lab.requests(host=host)
+        assert seen, f"{host} was asked nothing"
+        for request in seen:
+            assert [held for name, held in request.headers if name == field] == [value]
+            assert CANARY not in json.dumps([request.headers, request.target])
+            assert [held for _, held in request.headers if REAL in held or _ENCODED in held] == [value]
+            assert request.tls
+        for other in bare:
+            told = json.dumps(
+                [[request.headers, request.target] for request in outcome.lab.requests(host=other)]
+            )
+            assert REAL not in told
+            assert _ENCODED not in told
+        used = [record for record in outcome.records if record.get("lease") and record.get("host") == host]
+        assert {record["event"] for record in used} == {"decision"}
+        assert {record["credential"] for record in used} == {host.partition(".")[0]}
+
+    return also
 
 
 def ask(
@@ -97,13 +158,40 @@ def refused(
     )
 
 
-def unattached(id_: str, title: str, code: str, **more: Any) -> Row:
-    """A request that a credential would go with."""
-    return refused(id_, title, code, "credential_unavailable", 502, rule="keyed", note=_LATER, **more)
+def attached(id_: str, title: str, code: str, host: str = KEYED, sees: str = "200 OK", **more: Any) -> Row:
+    """A request that the origin gets with the credential, whatever it brought itself."""
+    field, value = {
+        KEYED: ("x-api-key", REAL),
+        STRICT: ("authorization", f"Bearer {REAL}"),
+        DUMMIED: ("authorization", f"Bearer {REAL}"),
+        BASIC: ("authorization", f"Basic {_ENCODED}"),
+    }[host]
+    also = arrived(host, field, value, bare=more.pop("bare", ()))
+    values: dict[str, Any] = {
+        "wins": "200 OK",
+        "records": (("request", "allow", "rule"),),
+        "reaches": (host,),
+        "rule": host.partition(".")[0],
+    }
+    return Row(id_, code, title=title, sees=sees, also=also, **(values | more))
 
 
 _KEY = f"x-api-key: {CANARY}\r\n".encode()
 _BEARER = f"Authorization: Bearer {CANARY}\r\n".encode()
+
+
+def dummy(host: str, path: str, fields: str, body: str = "") -> str:
+    """Code of a request with the sandbox's placeholder, `{0}`, in it; where there is none, with something like it."""
+    return (
+        "d = os.environ.get('LAB_DUMMY', 'sk-lab-' + 'x' * 41)\n"
+        f"body = {body!r}.format(d).encode()\n"
+        f"head = {fields!r}.format(d) + '\\r\\nContent-Length: %d\\r\\n' % len(body)\n"
+        f"method = 'POST' if body else 'GET'\n"
+        f"data = get({path!r}.format(d), host={host!r}, method=method, head=head.encode(), body=body)\n"
+        f"say(shown(tls({host!r}, 443, data, {host!r})))"
+    )
+
+
 ELSEWHERE = [
     refused(
         "CRED-01",
@@ -132,7 +220,16 @@ ELSEWHERE = [
         "scheme_not_allowed",
         note="DESIGN.md: a rule with a credential is https alone, so that http is refused before a credential is thought of",
     ),
-    unattached("CRED-03", "a path that echoes what it got", ask(KEYED, "/v1/headers")),
+    attached(
+        "CRED-03",
+        "a path that echoes what it got",
+        ask(KEYED, "/v1/headers"),
+        sees=rf'200 OK.*"x-api-key", "\*{{{len(REAL)}}}"',
+    ),
+    *(
+        attached("CRED-03", f"an echo, {shape}", ask(KEYED, f"/mirror?as={shape}"))
+        for shape in ("split", "events", "json", "base64", "url", "head")
+    ),
     refused(
         "CRED-05", "TRACE to the host of a credential", ask(KEYED, "/v1/x", "TRACE"), "method_not_allowed"
     ),
@@ -145,18 +242,34 @@ ELSEWHERE = [
         ask(KEYED, "/v1/x", "OPTIONS", b"Max-Forwards: 0\r\n"),
         "method_not_allowed",
     ),
-    Row(
+    attached(
         "CRED-06",
+        "a redirect to the host of a credential",
         f"say(run('curl', '-sSkL', '--location-trusted', '--max-time', '6', '-H', 'Authorization: Bearer {CANARY}',"
         f" 'https://{ANY}/redirect?to=https://{KEYED}/v1/x'))",
-        title="a redirect to the host of a credential",
         wins='"host": "keyed',
-        sees=denied("credential_unavailable", 502).replace("502 egressd: ", "egressd: "),
-        records=(("request", "allow", "rule"), ("request", "deny", "credential_unavailable")),
-        reaches=(ANY,),
-        asks=(KEYED,),
-        also=silent,
-        note=_LATER,
+        sees='"host": "keyed',
+        reaches=(ANY, KEYED),
+        bare=(ANY,),
+    ),
+    attached(
+        "CRED-06",
+        "a redirect from the host of a credential to another one",
+        f"say(run('curl', '-sSkL', '--location-trusted', '--max-time', '6',"
+        f" 'https://{KEYED}/redirect?to=https://{OTHER}/headers'))",
+        wins='"host": "other',
+        sees='"host": "other',
+        reaches=(KEYED, OTHER),
+        bare=(OTHER,),
+    ),
+    attached(
+        "CRED-06",
+        "a redirect from the host of a credential to the attacker",
+        f"say(run('curl', '-sSkL', '--location-trusted', '--max-time', '6',"
+        f" 'https://{KEYED}/redirect?to=https://www.evil-lab.com/'))",
+        wins="owned",
+        sees="egressd: denied: no rule",
+        records=(("request", "allow", "rule"), ("connection", "deny", "not_allowed")),
     ),
     Row(
         "CRED-06",
@@ -169,11 +282,27 @@ ELSEWHERE = [
         reaches=(ANY,),
         also=silent,
     ),
-    unattached(
+    attached(
         "CRED-07",
-        "the attacker's own key to the host of a credential",
-        ask(KEYED, "/v1/messages", "POST", _KEY + b"Content-Length: 0\r\n"),
+        "the attacker's own key to the host of a credential is replaced, and the record says so",
+        ask(KEYED, "/v1/x", "POST", _KEY + _BEARER + b"Content-Length: 0\r\n"),
+        shows={"event": "decision", "detail": "its own keys were taken out: x-api-key, authorization"},
     ),
+    *(
+        refused(
+            "CRED-07",
+            f"the attacker's own key where the credential allows none: {where}",
+            ask(STRICT, path, head=head),
+            "client_credentials",
+            rule="strict",
+        )
+        for where, path, head in (
+            ("in a field", "/v1/x", _KEY),
+            ("in the same field", "/v1/x", _BEARER),
+            ("in the query", f"/v1/x?access_token={CANARY}", b""),
+        )
+    ),
+    attached("CRED-07", "no key where the credential allows none", ask(STRICT, "/v1/x"), STRICT),
     Row(
         "CRED-07",
         ask(OTHER, "/headers", head=_KEY),
@@ -186,14 +315,24 @@ ELSEWHERE = [
         note="which keys may be used where no credential is attached is the issue of credentials: `client_credentials: deny`",
     ),
     *(
-        unattached("CRED-08", f"a key in {where}", ask(KEYED, path, head=head))
+        attached("CRED-08", f"a key in {where}", ask(KEYED, path, head=head))
         for where, path, head in (
             ("the query", f"/v1/x?key={CANARY}&api_key={CANARY}", b""),
-            ("a query without a name", f"/v1/x?{CANARY}", b""),
+            (
+                "the query, in other spellings",
+                f"/v1/x?%6Bey={CANARY}&API-Key={CANARY}&access.token[]={CANARY}",
+                b"",
+            ),
             ("x-goog-api-key", "/v1/x", f"x-goog-api-key: {CANARY}\r\n".encode()),
             ("api-key", "/v1/x", f"api-key: {CANARY}\r\n".encode()),
+            ("api_key", "/v1/x", f"Api_Key: {CANARY}\r\n".encode()),
             ("Basic", "/v1/x", f"Authorization: Basic {CANARY}\r\n".encode()),
             ("a cookie", "/v1/x", f"Cookie: session={CANARY}\r\n".encode()),
+            (
+                "a field that Connection names",
+                "/v1/x",
+                f"X-Odd: {CANARY}\r\nConnection: X-Odd, x-api-key\r\n".encode(),
+            ),
         )
     ),
     Row(
@@ -215,28 +354,66 @@ ELSEWHERE = [
         "userinfo_in_authority",
         400,
     ),
-    Row(
-        "CRED-10",
-        ask(OTHER, "/headers", "GET", b"Authorization: Bearer egressd-placeholder-keyed\r\n"),
-        title="a placeholder to another host stays one",
-        wins="egressd-placeholder-keyed",
-        sees="200 OK.*egressd-placeholder-keyed",
-        records=(("request", "allow", "rule"),),
-        reaches=(OTHER,),
-        note=_LATER,
+    attached(
+        "CRED-10", "a placeholder in its slot", dummy(DUMMIED, "/v1/x", "Authorization: Bearer {0}"), DUMMIED
     ),
-    unattached(
+    *(
+        refused(
+            "CRED-10",
+            f"a placeholder {where}",
+            dummy(host, path, fields, body),
+            "placeholder_leak",
+        )
+        for where, host, path, fields, body in (
+            ("to another host", OTHER, "/headers", "Authorization: Bearer {0}", ""),
+            ("to the host of another credential", KEYED, "/v1/x", "X-Api-Key: {0}", ""),
+            ("in a query", OTHER, "/x?key={0}", "X: y", ""),
+            ("in a path", OTHER, "/{0}", "X: y", ""),
+            ("in a path of its own host", DUMMIED, "/v1/{0}", "Authorization: Bearer {0}", ""),
+            (
+                "in another field of its own host",
+                DUMMIED,
+                "/v1/x",
+                "Authorization: Bearer {0}\r\nX-Note: {0}",
+                "",
+            ),
+        )
+    ),
+    *(
+        Row(
+            "CRED-10",
+            dummy(host, "/v1/x", fields, '{{"key": "{0}"}}'),
+            title=f"a placeholder in a body to {where}",
+            wins="200 OK",
+            sees=denied("placeholder_leak"),
+            records=(("request", "allow", "rule"), ("request", "end", "placeholder_leak")),
+            reaches=(host,),
+            also=silent,
+        )
+        for where, host, fields in (
+            ("another host", OTHER, "X: y"),
+            ("its own host", DUMMIED, "Authorization: Bearer {0}"),
+        )
+    ),
+    refused(
         "CRED-10",
-        "a placeholder in a body and a path",
-        ask(
-            KEYED,
-            "/v1/egressd-placeholder-keyed",
-            "POST",
-            b"Content-Length: 25\r\n",
-            body=b"egressd-placeholder-keyed",
-        ),
+        "a key of the sandbox's own in the slot of a placeholder",
+        ask(DUMMIED, "/v1/x", head=_BEARER),
+        "credential_slot_missing",
+        400,
+        rule="dummy",
     ),
 ]
+
+
+def git_was_told(outcome: Outcome) -> None:
+    """Every request of git's had Basic with the token, once."""
+    silent(outcome)
+    seen = outcome.lab.requests(host="github.com")
+    assert len(seen) >= 2
+    for request in seen:
+        assert [value for name, value in request.headers if name == "authorization"] == [f"Basic {_ENCODED}"]
+
 
 SCOPES = [
     refused("CRED-15", "another port", ask(KEYED, "/v1/x", port=8443), "port_not_allowed"),
@@ -284,13 +461,33 @@ SCOPES = [
         reaches=(API,),
         also=silent,
     ),
-    unattached(
-        "CRED-17", "a compressed echo", ask(KEYED, "/v1/headers", head=b"Accept-Encoding: br, zstd, gzip\r\n")
+    *(
+        attached(
+            "CRED-17",
+            f"an echo in {coding}, asked for in every coding",
+            ask(KEYED, f"/mirror?as={coding}", head=b"Accept-Encoding: br, zstd, gzip\r\n"),
+        )
+        for coding in ("gzip", "deflate")
     ),
-    unattached(
-        "CRED-19", "an echo of Basic", ask(KEYED, "/v1/echo", "POST", b"Content-Length: 0\r\n" + _BEARER)
+    Row(
+        "CRED-17",
+        ask(KEYED, "/mirror?as=br", head=b"Accept-Encoding: br\r\n"),
+        title="an echo in a coding that nobody reads",
+        wins="200 OK",
+        sees=denied("unscannable", 502),
+        records=(("request", "allow", "rule"), ("request", "end", "unscannable")),
+        reaches=(KEYED,),
+        also=arrived(KEYED, "x-api-key", REAL),
     ),
-    unattached(
+    attached(
+        "CRED-19",
+        "an echo of Basic",
+        ask(BASIC, "/v1/echo", "POST", b"Content-Length: 0\r\n" + _BEARER),
+        BASIC,
+        sees=r'200 OK.*"authorization", "[^"]*\*{8}',
+    ),
+    attached("CRED-19", "an echo of Basic, in base64 again", ask(BASIC, "/mirror?as=url"), BASIC),
+    attached(
         "CRED-20",
         "an origin that dumps the request in an error page",
         ask(KEYED, "/v1/status/400"),
@@ -335,10 +532,22 @@ SCOPES = [
         asks=("refused.lab-origin.com",),
         also=silent,
     ),
-    unattached(
+    attached(
         "CRED-21",
-        "a WebSocket to the host of a credential, its key among the subprotocols",
-        upgrade(KEYED, "/ws", b"Sec-WebSocket-Protocol: chat, " + CANARY.encode() + b"\r\n"),
+        "a WebSocket to the host of a credential, a key among its subprotocols",
+        upgrade(
+            KEYED,
+            "/ws",
+            b"Sec-WebSocket-Protocol: chat, openai-insecure-api-key." + CANARY.encode() + b"\r\n" + _KEY,
+        ),
+        wins="101 Switching",
+        sees="101 Switching",
+    ),
+    refused(
+        "CRED-21",
+        "a WebSocket with a key of its own where the credential allows none",
+        upgrade(STRICT, "/ws", b"Sec-WebSocket-Protocol: bearer, " + CANARY.encode() + b"\r\n"),
+        "client_credentials",
         wins="101 Switching",
     ),
     Row(
@@ -371,7 +580,7 @@ SCOPES = [
             "query": f"X-Amz-Credential=<{len(CANARY)}>&X-Amz-Signature=<{len(CANARY)}>",
         },
     ),
-    unattached(
+    attached(
         "CRED-22",
         "a signature of the client's to the host of a credential",
         ask(
@@ -386,13 +595,27 @@ SCOPES = [
         "folder = tempfile.mkdtemp()\n"
         "url = 'https://github.com/acme/tools.git'\n"
         "say(run('git', '-c', 'http.sslVerify=false', '-c', 'credential.helper=', 'clone', '-q', url, folder))",
-        title="git to a repository of a credential gets one answer and asks nobody",
+        title="git is given Basic, and asks nobody",
         wins=r"\[0\]",
-        sees=r"(?!.*Username).*(502|credential_unavailable).*\[128\]",
-        records=(("request", "deny", "credential_unavailable"),),
-        asks=("github.com",),
+        sees=r"(?!.*Username).*\[0\]",
+        records=(("request", "allow", "rule"),),
+        reaches=("github.com",),
         rule="github-clone",
-        note=_LATER,
+        also=git_was_told,
+    ),
+    Row(
+        "CRED-23",
+        "import tempfile\n"
+        "folder = tempfile.mkdtemp()\n"
+        f"url = 'https://own:{CANARY}@github.com/acme/tools.git'\n"
+        "say(run('git', '-c', 'http.sslVerify=false', '-c', 'credential.helper=', 'clone', '-q', url, folder))",
+        title="git with a key of its own in the URL is given ours",
+        wins=r"\[0\]",
+        sees=r"(?!.*Username).*\[0\]",
+        records=(("request", "allow", "rule"),),
+        reaches=("github.com",),
+        rule="github-clone",
+        also=git_was_told,
     ),
 ]
 
@@ -405,10 +628,6 @@ def test_no_secret_goes_astray(once: Arena, row: Row) -> None:
 _HEAD = (
     "schema: 1\ncredentials:\n  keyed:\n"
     f"    for: [{{hosts: [{KEYED}], requests: ['GET,HEAD,POST /v1/**', 'WEBSOCKET /ws']}}]\n"
-)
-_GITHUB = (
-    "  github:\n    for: [{hosts: [github.com], requests: ['GET,POST /acme/**']}]\n"
-    "    source: {file: /run/g}\n    attach: {header: authorization}\n"
 )
 _SOURCE, _ATTACH = "    source: {file: /run/secrets/keyed}\n", "    attach: {header: x-api-key}\n"
 WRONG = [
@@ -459,6 +678,12 @@ WRONG = [
 ]
 
 
+def lay(stand: Stand) -> None:
+    """Make the files of the secrets."""
+    for name, value in SECRETS.items():
+        stand.secret(name, value)
+
+
 @pytest.fixture
 def rules(tmp_path: Path) -> Path:
     """A rules folder whose profile uses credentials."""
@@ -471,7 +696,11 @@ def rules(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(("text", "code"), WRONG)
 def test_a_credential_that_is_none_is_refused_without_a_word_of_it(rules: Path, text: str, code: str) -> None:
     file = rules.parent / "credentials.yaml"
-    file.write_text(text.replace("schema: 1\ncredentials:\n", f"schema: 1\ncredentials:\n{_GITHUB}"))
+    file.write_text(
+        text.replace(
+            "schema: 1\ncredentials:\n", f"schema: 1\ncredentials:\n{_GITHUB.replace(HERE, '/stand')}"
+        )
+    )
     problems = load_rules(rules, credentials=file)
     assert isinstance(problems, Problems)
     assert code in {problem.code.value for problem in problems}, str(problems)
@@ -482,20 +711,17 @@ def test_a_credential_that_is_none_is_refused_without_a_word_of_it(rules: Path, 
     ("change", "code"),
     [
         pytest.param(
-            (
-                "hosts: [other",
-                "schemes: [http, https]\n    credential: other\n    requests: ['GET /**']\n    hosts: [other",
-            ),
+            (_OTHER, _OTHER + "    schemes: [http, https]\n    credential: other\n"),
             "credential_constraint",
             id="CRED-02 a credential over http",
         ),
         pytest.param(
-            ("hosts: [other", "treatment: tunnel\n    credential: other\n    hosts: [other"),
+            (_OTHER, f"    hosts: [{OTHER}]\n    treatment: tunnel\n    credential: other\n"),
             "not_inspected",
             id="TLS-06 a credential in a tunnel",
         ),
         pytest.param(
-            ("hosts: [other", "credential: other\n    hosts: [other"),
+            (_OTHER, f"    hosts: [{OTHER}]\n    credential: other\n"),
             "credential_constraint",
             id="CRED-15 a credential for whatever is asked",
         ),
@@ -545,7 +771,14 @@ def test_what_clients_send_as_secrets_is_written_nowhere(once: Arena) -> None:
     """CRED-12: headers, cookies, user information, queries and bodies, allowed, refused and broken."""
     breaks = Path(once.lab.directory, "breaks.py")
     breaks.write_text(BREAKS)
-    with Stand(once.lab, RULES, shipped=SHIPPED, more=f"inspect: {{addons: [{breaks}]}}\n") as stand:
+    with Stand(
+        once.lab,
+        RULES,
+        shipped=SHIPPED,
+        more=f"inspect: {{addons: [{breaks}]}}\n",
+        credentials=CREDENTIALS,
+    ) as stand:
+        lay(stand)
         for part in Path(__file__).parent.glob("inside*.py"):
             shutil.copy(part, stand.workspace)
         done = stand.run(["/usr/bin/python3", "-W", "ignore", "-c", _EVERYWHERE.format(CANARY)])
@@ -587,15 +820,24 @@ print(json.dumps({'seen': seen, 'outside': outside, 'traced': traced, 'alive': a
 @pytest.fixture(scope="module")
 def kept(shared_lab: Lab) -> Iterator[Stand]:
     """An installation with every kind of secret that there is."""
-    with Stand(shared_lab, RULES, shipped=SHIPPED, more="credentials: credentials.yaml\n") as stand:
-        file = stand.directory / "credentials.yaml"
-        file.write_text(f"schema: 1\n# {CANARY}\ncredentials:\n{_GITHUB}")
+    with Stand(shared_lab, RULES, shipped=SHIPPED, credentials=f"# {CANARY}\n{CREDENTIALS}") as stand:
+        lay(stand)
         yield stand
 
 
 def test_nothing_of_ours_is_seen_inside(kept: Stand) -> None:
     """CRED-13: files, processes and variables of egressd, from inside; only the public certificate is there."""
-    private = ("ca", "credentials.yaml", "egressd.yaml", "rules", "journal.jsonl", "state", "control.sock")
+    private = (
+        "ca",
+        "credentials.yaml",
+        "secrets",
+        "secrets/keyed",
+        "egressd.yaml",
+        "rules",
+        "journal.jsonl",
+        "state",
+        "control.sock",
+    )
     paths = [str(kept.directory / name) for name in private]
     paths += [str(kept.directory / "ca" / name) for name in ("ca.key", "root.key", "key.pem", "private")]
     paths += [
@@ -617,6 +859,7 @@ def test_nothing_of_ours_is_seen_inside(kept: Stand) -> None:
     }
     assert empty == {}, empty
     assert CANARY not in done.stdout
+    assert REAL not in done.stdout
     assert found["traced"] == -1
     assert not found["alive"]
     ours = [text for text in found["outside"] if "egressd.gate" in text or "\0-m\0egressd" in text]
@@ -645,3 +888,62 @@ def test_each_installation_has_a_key_of_its_own_that_only_it_reads(kept: Stand) 
             assert stat.S_IMODE(key.parent.stat().st_mode) & 0o022 == 0, key.parent
     assert roots[0] != roots[1]
     assert all("BEGIN CERTIFICATE" in root for root in roots)
+
+
+S3 = Attach.model_validate({"sigv4": {"service": "s3", "region": "eu-west-1"}})
+STS = Attach.model_validate({"sigv4": {"service": "sts", "region": "us-east-1"}})
+_OWN_SIGNATURE = (
+    f"Authorization: AWS4-HMAC-SHA256 Credential={CANARY}/20260101/us-east-1/s3/aws4_request,"
+    f" SignedHeaders=host, Signature={CANARY}\r\nX-Amz-Date: 20260101T000000Z\r\nX-Amz-Security-Token: {CANARY}\r\n"
+)
+_PRESIGNED = f"/bucket/key?X-Amz-Credential={CANARY}&X-Amz-Signature={CANARY}&X-Amz-Date=20260101T000000Z"
+
+
+@pytest.mark.parametrize(
+    ("way", "target", "fields", "body", "reason"),
+    [
+        pytest.param(S3, "/bucket/key", _OWN_SIGNATURE, "", None, id="CRED-22 a signature in a field"),
+        pytest.param(S3, _PRESIGNED, "", "", None, id="CRED-22 a presigned URL"),
+        pytest.param(
+            S3,
+            f"/bucket/key?AWSAccessKeyId={CANARY}&Signature={CANARY}",
+            "",
+            "",
+            None,
+            id="CRED-22 one of version 2",
+        ),
+        pytest.param(STS, "/", _OWN_SIGNATURE, "Action=GetCallerIdentity", None, id="CRED-22 with a body"),
+        pytest.param(STS, "/", "", "Action=AssumeRole", "token_request", id="CRED-22 a role in a body"),
+        pytest.param(
+            STS, "/?Action=GetSessionToken", "", "", "token_request", id="CRED-22 a token in a query"
+        ),
+        pytest.param(S3, "/bucket?session", "", "", "token_request", id="CRED-22 a session of S3"),
+    ],
+)
+def test_a_signature_of_the_sandboxs_own(
+    way: Attach, target: str, fields: str, body: str, reason: str | None
+) -> None:
+    """Signed anew for the credential's account, service and region, or not at all; of the client's own nothing is left."""
+
+    async def test() -> None:
+        scene = Scene(keyed(), tls=True)
+        connection = scene.engine.connection
+        Lender(lease_of(way)).serve(connection.sandbox, connection.services)
+        async with scene:
+            method = "POST" if body else "GET"
+            more = f"Content-Length: {len(body)}\r\n" if body else ""
+            answer = await scene.says(
+                f"{method} {target} HTTP/1.1\r\nHost: {HOST}\r\n{fields}{more}\r\n{body}".encode()
+            )
+            sent = b"".join(stream.written for stream in scene.upstreams)
+            assert CANARY.encode() not in sent
+            if reason is None:
+                scope = f"/{way.sigv4.region}/{way.sigv4.service}/aws4_request" if way.sigv4 else ""
+                assert sent.count(b"Credential=AKIDREAL/") == 1
+                assert scope.encode() in sent
+                assert scene.records.decisions() == [("allow", "rule")]
+            else:
+                assert f"(reason {reason})".encode() in answer
+                assert sent == b""
+
+    run(test())
