@@ -47,6 +47,7 @@ async def run[T](work: Callable[[], T], explain: Callable[[Exception], str]) -> 
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
+    places = _places
 
     def deliver(result: list[T], trouble: str) -> None:
         if not done.done():
@@ -63,16 +64,16 @@ async def run[T](work: Callable[[], T], explain: Callable[[Exception], str]) -> 
         except Exception as error:  # noqa: BLE001 -- whatever a library raises, its text goes no further
             trouble = str(error) if isinstance(error, SourceFailed) else explain(error)
         finally:
-            _places.release()
+            places.release()
         with suppress(RuntimeError):  # the loop has been closed: nobody is left to be told
             loop.call_soon_threadsafe(deliver, result, trouble)
 
-    if not _places.acquire(blocking=False):
+    if not places.acquire(blocking=False):
         raise SourceFailed(f"{THREADS_MOST} threads of sources hang already")
     try:
         threading.Thread(target=body, name="egressd source", daemon=True).start()
     except RuntimeError:
-        _places.release()
+        places.release()
         raise SourceFailed("no thread can be started") from None
     async with deadline():
         return await done

@@ -172,7 +172,7 @@ def test_a_token_that_no_request_could_carry(
     assert_secret_free(shown(error) + caplog.text, SECRETS)
 
 
-@pytest.mark.parametrize("token", [None, 5, [TOKEN], {"a": TOKEN}, True, f"{TOKEN}\n"])
+@pytest.mark.parametrize("token", [None, 5, [TOKEN], {"a": TOKEN}, True, f"{TOKEN}\n"], ids=range(6))
 @pytest.mark.parametrize("kind", ["gcp", "azure"], indirect=True)
 def test_a_token_that_is_not_one_word(scene: Scene, token: object) -> None:
     error = scene.fails(answering(says(response(200, scene.answer(token, 3600)))))
@@ -180,7 +180,7 @@ def test_a_token_that_is_not_one_word(scene: Scene, token: object) -> None:
     assert_secret_free(shown(error), SECRETS)
 
 
-@pytest.mark.parametrize("life", [0, -1, "soon", "", [], {}, TOKEN, float("inf")])
+@pytest.mark.parametrize("life", [0, -1, "soon", "", [], {}, "9" * 5000, float("inf")], ids=range(8))
 def test_a_life_that_is_none_or_over(scene: Scene, life: object) -> None:
     error = scene.fails(answering(says(response(200, scene.answer(TOKEN, life)))))
     assert_secret_free(shown(error), SECRETS)
