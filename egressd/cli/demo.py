@@ -251,6 +251,8 @@ def explained(rules: Rules, text: str) -> dict[str, Any]:
     fields |= {"host": format_host(attempt.host), "port": attempt.port}
     if isinstance(attempt, ConnectionAttempt):
         return fields | {"layer": "connection"}
+    if decision.allowed and decision.entry is not None:
+        fields["credential"] = decision.entry.credential
     path = attempt.target.partition("?")[0]
     return fields | {"layer": "request", "scheme": attempt.scheme, "method": attempt.method, "path": path}
 

@@ -78,6 +78,7 @@ def test_rootless_it_ends_in_its_promised_line_and_keeps_what_can_be_looked_into
     assert sum(line.startswith("refused ") for line in lines) == len(FORBIDDEN)
     [kept] = shared.iterdir()
     assert sorted(path.name for path in kept.iterdir()) == [
+        "credentials.yaml",
         "egressd.yaml",
         "journal.jsonl",
         "lab-ca.pem",

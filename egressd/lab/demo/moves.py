@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from egressd.lab import topology
+from egressd.lab.stand import HERE
 
 RULES = """\
 schema: 1
@@ -22,6 +23,10 @@ allow:
   - id: api
     hosts: [api.lab-origin.com]
     requests: ["GET,HEAD /v1/**", "POST /v1/messages", "GET /sse", "GET /big", "GET /redirect"]
+  - id: keyed
+    hosts: [keyed.lab-origin.com]
+    requests: ["GET /v1/models"]
+    credential: keyed-api
   - id: website
     hosts: [www.lab-origin.com]
   - id: partner
@@ -35,7 +40,19 @@ tests:
   - {deny: "GET https://drop.lab-origin.com/", rule: drop-box}
 """
 
+KEYED = "keyed.lab-origin.com"
+CREDENTIALS = f"""\
+schema: 1
+credentials:
+  keyed-api:
+    for: [{{hosts: [{KEYED}], requests: ["GET /v1/models"]}}]
+    source: {{file: {HERE}/secrets/keyed-api}}
+    attach: {{header: x-api-key}}
+"""
+"""The sandbox calls an API that asks for a key, and holds none."""
+
 NAMES: dict[str, dict[str, Any]] = {
+    KEYED: {"a": [topology.API]},
     "drop.lab-origin.com": {"a": [topology.API]},
     "partner.lab-origin.com": {"a": [topology.METADATA]},
     "metadata.google.internal": {"a": [topology.METADATA]},
@@ -90,6 +107,13 @@ WELCOME: tuple[Move, ...] = (
         (f"{_API}/v1/models",),
         "lab-model",
         (f"GET {_API}/v1/models",),
+    ),
+    Move(
+        "curl: an API that asks for a key, with none",
+        "curl",
+        (f"https://{KEYED}/v1/models",),
+        "lab-model",
+        (f"GET https://{KEYED}/v1/models",),
     ),
     Move(
         "curl: POST to its one allowed path",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from egressd.lab import topology
 from egressd.lab.demo import daemon, driver, moves
 from egressd.lab.demo.performer import BrokeOff, Performer
 from egressd.lab.demo.tally import Tally
+from egressd.lab.guards import Guard
 from egressd.lab.lab import Lab, LabError, clean_env
 from egressd.lab.names import ZONE, Zone, entry_from
 from egressd.lab.stand import Stand
@@ -55,7 +57,11 @@ class Stage:
             self.lab = stack.enter_context(Lab.build(rootless=rootless))
             for name, entry in moves.NAMES.items():
                 self.lab.set_name(name, **entry)
-            self.stand = stack.enter_context(Stand(self.lab, moves.RULES, shipped=shipped))
+            stand = Stand(self.lab, moves.RULES, shipped=shipped, credentials=moves.CREDENTIALS)
+            self.stand = stack.enter_context(stand)
+            key = secrets.token_urlsafe(24)
+            self.stand.secret("keyed-api", key)
+            self.lab.guard(moves.KEYED, Guard("header", "x-api-key", keys=(key,)))
             self._docker = self._start_docker()
             self._parts = stack.pop_all()
 
@@ -117,8 +123,9 @@ class Stage:
         )
 
     def keep(self, folder: Path) -> None:
-        """Copies rules, configuration and journal to `folder`, where they are of use without the lab."""
+        """Copies rules, configuration and journal to `folder`, where they are of use without the lab; no secret."""
         shutil.copytree(self.stand.rules, folder / "rules")
+        shutil.copy(self.stand.credentials, folder / "credentials.yaml")
         if self.stand.journal.exists():
             shutil.copy(self.stand.journal, folder / "journal.jsonl")
         shutil.copy(self.lab.ca_file, folder / "lab-ca.pem")
