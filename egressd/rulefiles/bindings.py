@@ -6,7 +6,7 @@ The binding lives with the secret (law 7): a rule can only use a credential wher
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from egressd.policy.credential import Binding, Credential, CredentialsFile
 from egressd.policy.effective import EffectiveEntry
@@ -20,6 +20,7 @@ from egressd.rulefiles.secrets import shows_host, shows_request
 from egressd.rulefiles.shape import did_you_mean
 
 _MOST_SHOWN = 4
+_OWN_KEYS = "name its `credential`, or accept: {own-keys: the reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +60,19 @@ def check_uses(uses: list[Used], known: CredentialsFile | None, findings: Findin
 
 def check_bare(bare: list[Bare], uses: list[Used], known: CredentialsFile | None, findings: Findings) -> None:
     """Add a warning for each entry without a credential where one is expected: there the sandbox's own keys go out."""
-    own = "name its `credential`, or accept: {own-keys: the reason}"
-    index = HostIndex(used.entry for used in uses)
+    bindings = HostIndex(_bound(known)) if known is not None else None
+    taken = HostIndex(used.entry for used in uses)
     for one in bare:
         if one.expects is not None:
             message = (
                 f"{one.expects} expects a credential: without one, whoever's key the sandbox has goes out"
             )
-            findings.add(one.path, one.place, Code.CREDENTIAL_MISSING, message, own)
+            findings.add(one.path, one.place, Code.CREDENTIAL_MISSING, message, _OWN_KEYS)
             continue
-        for name, credential in known.credentials.items() if known is not None else ():
-            if any(_forgotten(one.entry, name, binding, index) for binding in credential.for_):
-                message = f"{name!r} is for requests of this entry, which names no credential: the sandbox's own keys go out"
-                findings.add(one.path, one.place, Code.CREDENTIAL_MISSING, message, own)
+        names = dict.fromkeys(_forgotten(one.entry, bindings, taken)) if bindings is not None else {}
+        for name in names:
+            message = f"{name!r} is for requests of this entry, which names no credential: the sandbox's own keys go out"
+            findings.add(one.path, one.place, Code.CREDENTIAL_MISSING, message, _OWN_KEYS)
 
 
 def check_spread(known: Known, entries: Iterable[EffectiveEntry], findings: Findings) -> None:
@@ -188,27 +189,71 @@ def _check_variables(uses: list[Used], known: CredentialsFile, findings: Finding
             findings.add(used.path, used.place, Code.PLACEHOLDER_COLLISION, message, hint)
 
 
-def _forgotten(entry: EffectiveEntry, name: str, binding: Binding, index: HostIndex) -> bool:
-    """Whether the entry takes requests of the binding and names no credential by oversight.
+def _bound(known: CredentialsFile) -> Iterator[EffectiveEntry]:
+    """Yield each binding as an entry that takes what the binding does."""
+    for name, credential in known.credentials.items():
+        for number, binding in enumerate(credential.for_):
+            hosts, requests = tuple(binding.hosts), tuple(binding.requests)
+            yield EffectiveEntry(
+                id=f"{name} {number}",
+                place="",
+                effect="allow",
+                hosts=hosts,
+                requests=requests,
+                credential=name,
+            )
 
-    It does if the binding covers what it says. Where it only meets the binding, a rule of the same profile that attaches the
+
+def _forgotten(entry: EffectiveEntry, bindings: HostIndex, taken: HostIndex) -> Iterator[str]:
+    """Yield the credentials, some more than once, whose requests the entry takes, naming none by oversight.
+
+    It does if a binding covers what the entry says. Where it only meets the binding, a rule of the same profile that attaches the
     credential to such requests may well be meant to go before it.
     """
-    bound = list(_parsed(binding.requests))
-    asked = list(_parsed(entry.requests or DEFAULT_REQUESTS)) if entry.treatment == "inspect" else bound
-    spoken = EffectiveEntry(id="", place="", effect="allow", requests=tuple(binding.requests))
-    taken = spoken.model_copy(update={"requests": tuple(request.text for request in asked)})
-    own = list(patterns(binding.hosts))
+    told: set[str] = set()
+    sides: dict[int, _Side] = {}
     for host in patterns(entry.hosts):
-        if not any(_meets(wide, host) for wide in own) or not requests_meet(taken, spoken):
-            continue
-        whole = any(covers(wide, host) for wide in own)
-        if whole and any(request_covers(wide, request) for wide in bound for request in asked):
-            return True
-        attaching = (other for other in index.meeting(host) if other.credential == name)
-        if not any(requests_meet(taken, other) for other in attaching):
-            return True
-    return False
+        attaching: dict[str | None, list[EffectiveEntry]] = {}
+        for other in taken.meeting(host):
+            attaching.setdefault(other.credential, []).append(other)
+        for bound in bindings.meeting(host):
+            name = bound.credential or ""
+            if name in told:
+                continue
+            side = sides.get(id(bound)) or sides.setdefault(id(bound), _Side.of(entry, bound))
+            if not side.meets(bound):
+                continue
+            first = any(side.meets(other) for other in attaching.get(name, ()))
+            if not first or (side.whole and any(covers(wide, host) for wide in side.hosts)):
+                told.add(name)
+                yield name
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """An entry without a credential beside one binding: what of it is the same for all of the entry's hosts, worked out once."""
+
+    lane: EffectiveEntry
+    """What the entry asks of the binding's hosts."""
+    hosts: tuple[HostPattern, ...]
+    whole: bool
+    """Whether the binding covers one of those requests."""
+    met: dict[int, bool] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, entry: EffectiveEntry, bound: EffectiveEntry) -> _Side:
+        """Put the two side by side; of a connection that is not read, every request may be asked."""
+        asked = entry.requests or DEFAULT_REQUESTS if entry.treatment == "inspect" else bound.requests
+        requests = list(_parsed(asked))
+        whole = any(request_covers(wide, one) for wide in _parsed(bound.requests) for one in requests)
+        lane = bound.model_copy(update={"requests": tuple(asked)})
+        return cls(lane, tuple(patterns(bound.hosts)), whole)
+
+    def meets(self, other: EffectiveEntry) -> bool:
+        """Say whether the entry's requests meet those of another, a binding or a rule."""
+        if id(other) not in self.met:
+            self.met[id(other)] = requests_meet(self.lane, other)
+        return self.met[id(other)]
 
 
 def _check_width(
