@@ -61,9 +61,11 @@ HOLDINGS = (
     Holding("strict", "{bearer: true}", BEARER, options=("client_credentials: deny",)),
     Holding("ranged", "{bearer: true}", BEARER, options=("range: true",)),
     Holding("failing", "{bearer: true}", BEARER),
+    Holding("socket", "{bearer: true}", BEARER, path="/ws", requests=("WEBSOCKET /ws",)),
 )
+UNLIKE = {"strict", "ranged", "failing", "socket"}
 BY_NAME = {holding.name: holding for holding in HOLDINGS}
-WAYS = [holding for holding in HOLDINGS if holding.name not in {"strict", "ranged", "failing"}]
+WAYS = [holding for holding in HOLDINGS if holding.name not in UNLIKE]
 OTHER = """  - id: other
     hosts: [other.lab-origin.com]
     requests: ["GET,POST /**"]
@@ -169,6 +171,21 @@ def test_the_attackers_own_key_is_stripped(lab: Lab, sandbox: Inside, own: str, 
     assert [value for name, value in seen.headers if name == "x-api-key"] == [BY_NAME["header"].secret]
     told = str(seen.headers) + seen.target
     assert search({"origin": told.encode()}, needles(["sk-attacker"], ["me"])) == []
+
+
+def test_a_client_of_the_proxy_gets_it_too(lab: Lab, sandbox: Inside) -> None:
+    assert call(sandbox, BY_NAME["header"], "-x http://127.0.0.1:3128")[0] == "200"
+    assert [seen.status for seen in lab.requests()] == [200]
+
+
+def test_a_websocket_opens_with_it(lab: Lab, vault: Stand, sandbox: Inside) -> None:
+    upgrade = "--http1.1 -H 'Connection: Upgrade' -H 'Upgrade: websocket' -H 'Sec-WebSocket-Version: 13'"
+    key = "-H 'Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==' -H 'Authorization: Bearer sk-attacker'"
+    ran = sandbox.run(f"curl -sSi -m 1 {upgrade} {key} {BY_NAME['socket'].url}")
+    assert ran.stdout.startswith("HTTP/1.1 101"), ran
+    (seen,) = lab.requests()
+    assert seen.header("authorization") == f"Bearer {BY_NAME['socket'].secret}"
+    assert uses(vault, "socket")
 
 
 @pytest.mark.parametrize("query", ["key=sk-attacker", "KEY=sk-attacker", "a=b&api_key=sk-attacker&c=d"])

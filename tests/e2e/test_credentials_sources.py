@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -186,6 +187,20 @@ def test_an_issuer_that_fails_is_a_refusal_until_it_is_back(
         assert search({"told": told.encode()}, needles(shown.values())) == []
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_lease_ends_also_when_egressd_is_told_to_end(stand: Stand, bao: Bao, number: int) -> None:
+    before = set(bao.leases())
+    inside = Inside(stand)
+    try:
+        assert call(inside, "queue")[0] == "200"
+        assert set(bao.leases()) - before
+        inside.process.send_signal(number)
+        inside.process.wait(20)
+        assert set(bao.leases()) == before, "before it ended, not some time later"
+    finally:
+        inside.close()
+
+
 def test_leases_are_the_sandboxs_own_and_end_with_it(lab: Lab, stand: Stand, bao: Bao) -> None:
     before, issued_before = set(bao.leases()), len(lab.issued())
     with Inside(stand) as one, Inside(stand) as two:
@@ -193,7 +208,7 @@ def test_leases_are_the_sandboxs_own_and_end_with_it(lab: Lab, stand: Stand, bao
         passwords = lab.issued()[issued_before:]
         assert len(passwords) == 2, "each has its own"
         assert len(set(bao.leases()) - before) == 2
-    until(lambda: set(bao.leases()) <= before, 10, "the leases are revoked")
+    assert set(bao.leases()) <= before, "they are revoked"
     for password in passwords:
         argv = [
             "curl",
