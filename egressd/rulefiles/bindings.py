@@ -101,7 +101,8 @@ def _check_use(used: Used, findings: Findings) -> None:
         findings.add(used.path, used.place, Code.CREDENTIAL_CONSTRAINT, message, hint)
     if not entry.hosts:
         message = "`credential` without hosts: what it is for is said by name"
-        findings.add(used.path, used.place, Code.CREDENTIAL_CONSTRAINT, message)
+        hint = "name the hosts that may get it"
+        findings.add(used.path, used.place, Code.CREDENTIAL_CONSTRAINT, message, hint)
     if not entry.requests:
         via = f" (nor does {entry.via})" if entry.via else ""
         hint = "name the requests that may carry it"
@@ -110,7 +111,8 @@ def _check_use(used: Used, findings: Findings) -> None:
     if entry.treatment != "inspect":
         which = entry.via or "this one"
         message = f"`credential` needs an inspected connection; {which} is a {entry.treatment}"
-        findings.add(used.path, used.place, Code.CREDENTIAL_CONSTRAINT, message)
+        hint = "inspect it, or take the credential out"
+        findings.add(used.path, used.place, Code.CREDENTIAL_CONSTRAINT, message, hint)
 
 
 def _check_known(used: Used, name: str, known: CredentialsFile, findings: Findings) -> None:
