@@ -11,7 +11,7 @@ from pathlib import Path
 from egressd.control.config import Config
 from egressd.control.keyring import Exposed, Keyring
 from egressd.control.trust import Trust, java_store_paths, system_bundle_paths, trust_environment
-from egressd.wiring.launch import writable
+from egressd.wiring.launch import covering, writable
 from egressd.wiring.spec import Bind, SandboxSpec
 
 _PASSED = ("PATH", "USER", "SHELL", "TERM", "LANG", "TZ")
@@ -81,7 +81,9 @@ def spec_of(
         seeds={name: str(path) for name, path in trust.nss.items()},
         hostname="sandbox",
     )
-    spec = dataclasses.replace(bare, masks=(*bare.masks, *keyring.masks(bare)))
+    # With its folder: an editor replaces a file by renaming, which takes the mask away.
+    more = (*covering(bare, str(config.credentials)), *keyring.masks(bare))
+    spec = dataclasses.replace(bare, masks=tuple(dict.fromkeys((*bare.masks, *more))))
     try:
         keyring.check(spec)
     except Exposed as exposed:

@@ -52,8 +52,9 @@ class Unavailable(Exception):
 
 
 def say(text: str) -> None:
-    """Tell the operator."""
-    print(f"egressd: {text}", file=sys.stderr, flush=True)  # noqa: T201 -- stderr is talk
+    """Tell the operator; what nobody hears any more is no reason to fail."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"egressd: {text}", file=sys.stderr, flush=True)  # noqa: T201 -- stderr is talk
 
 
 @dataclass(slots=True)
