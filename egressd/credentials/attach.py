@@ -13,7 +13,8 @@ import base64
 import re
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Final
+from functools import lru_cache
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from egressd.credentials import issuing, placeholders, sigv4
@@ -67,8 +68,7 @@ _BODIES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(NamedTuple):
     """A request without any key of its sandbox; `taken` names the slots that held one. There is no secret in it."""
 
     target: str
@@ -77,8 +77,7 @@ class Prepared:
     taken: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Attached:
+class Attached(NamedTuple):
     """A request with its credential. `judged` is the target by which the rules are to judge it: without a parameter that was
     added to its query, and else as it goes."""
 
@@ -194,24 +193,28 @@ def _fits(way: Attach, secret: str) -> bool:
 
 
 def _clear(lease: Lease, target: str, fields: tuple[Field, ...]) -> Cleared:
-    way = lease.attach
-    headers = {fold(name.encode()) for name in lease.slots}
+    way, headers = lease.attach, lease.slots
+    query: tuple[str, ...] = ()
     if way.header is not None:
-        headers.add(fold(way.header.encode()))
-    if way.placeholder is not None:
-        headers |= {fold(name.encode()) for name in way.placeholder.headers or ()}
-    if way.sigv4 is not None:
-        parameters = AWS_QUERY
-    else:
-        own = (
-            {way.query}
-            if way.query is not None
-            else set(way.placeholder.query or ())
-            if way.placeholder
-            else set()
-        )
-        parameters = QUERY | AWS_QUERY | {fold_parameter(quote(name, safe="")) for name in own}
-    return clear(target, fields, headers=frozenset(headers), parameters=parameters)
+        headers = (*headers, way.header)
+    elif way.query is not None:
+        query = (way.query,)
+    elif way.placeholder is not None:
+        headers = (*headers, *(way.placeholder.headers or ()))
+        query = tuple(way.placeholder.query or ())
+    own, parameters = _slots(headers, query, aws=way.sigv4 is not None)
+    return clear(target, fields, headers=own, parameters=parameters)
+
+
+@lru_cache(maxsize=256)
+def _slots(
+    headers: tuple[str, ...], query: tuple[str, ...], *, aws: bool
+) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the slots of a credential that are not known everywhere, folded, and all those of the query."""
+    parameters = (
+        AWS_QUERY if aws else QUERY | AWS_QUERY | {fold_parameter(quote(name, safe="")) for name in query}
+    )
+    return frozenset(fold(name.encode()) for name in headers), parameters
 
 
 def _narrowed(fields: tuple[Field, ...], lease: Lease) -> tuple[Field, ...]:

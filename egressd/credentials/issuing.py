@@ -72,7 +72,7 @@ def issues(method: str, target: str, fields: Iterable[Field]) -> str | None:
     if found is not None:
         return found
     keys = {fold_parameter(piece) for piece in re.split("[&;]", query)} if query else set()
-    lower = decode(path)
+    lower = decode(path) if "%" in path or not path.isascii() else path.lower()
     segments = lower.strip("/").split("/")
     if not ACTIONS.isdisjoint(segments):
         return "an action that issues credentials"

@@ -12,7 +12,7 @@ import binascii
 import re
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
 from egressd.credentials.slots import Field, fold
@@ -52,8 +52,7 @@ class Strangers:
         return text in self.everywhere and text not in self.own
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(NamedTuple):
     """A request without what stood in a placeholder's slots, and that by itself."""
 
     target: str

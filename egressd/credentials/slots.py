@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from egressd.policy.paths import decode
 
@@ -156,8 +155,7 @@ def fold_parameter(piece: str) -> str:
     return re.sub(r"[. -]", "_", key.strip().partition("[")[0])
 
 
-@dataclass(frozen=True, slots=True)
-class Cleared:
+class Cleared(NamedTuple):
     """A target and fields without a key of the sandbox's; `found` names the slots that held one."""
 
     target: str

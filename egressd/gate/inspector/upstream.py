@@ -54,8 +54,7 @@ class Opened:
     @property
     def verified(self) -> bool:
         """Whether whoever is there has proved to be the judged name."""
-        context = self.context
-        return context is not None and context.check_hostname and context.verify_mode is ssl.CERT_REQUIRED
+        return self.context is not None and _verifies(self.context)
 
     def keep_session(self) -> None:
         """Keep the TLS session for the same sandbox's next connection to the same place; called when this one ends."""
@@ -65,6 +64,11 @@ class Opened:
         now = time.monotonic()
         if _SESSIONS.due(key, now):
             _SESSIONS.put(key, self.context, self.stream.session, self.stream.resumed, now)
+
+
+@functools.lru_cache(maxsize=16)
+def _verifies(context: ssl.SSLContext) -> bool:
+    return context.check_hostname and context.verify_mode is ssl.CERT_REQUIRED
 
 
 @dataclass(frozen=True, slots=True)
