@@ -40,7 +40,7 @@ from egressd.gate.door.arrival import Http, Recogniser, Tls
 from egressd.gate.inspector.addon import PolicyAddon, as_response, exchange_of
 from egressd.gate.inspector.exchange import Exchange
 from egressd.gate.inspector.head import BadHead, parse_request_head
-from egressd.gate.inspector.messages import head_of
+from egressd.gate.inspector.messages import request_head_of
 from egressd.gate.inspector.stock import (
     ALERT_ACCESS_DENIED,
     ALERT_UNRECOGNIZED_NAME,
@@ -332,7 +332,7 @@ class Egress:
             raise RuntimeError("mitmproxy and the policy disagree on what is spoken")
         if not visitor.tunnel:  # mitmproxy has taken the target apart; it is judged beside Host
             data.authority = authority_of(data.host, data.port)
-        head = parse_request_head(head_of(flow.request))
+        head = parse_request_head(request_head_of(flow.request, data.path, flow.request.headers.fields))
         if isinstance(head, BadHead):
             exchange = visitor.exchange = flow.metadata[EXCHANGE] = Exchange(connection)
             exchange.method, exchange.target = flow.request.method, flow.request.path

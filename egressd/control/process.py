@@ -54,7 +54,7 @@ class WorkerProcess:
         try:
             descriptor = os.pidfd_open(self.pid)
         except OSError:  # none to be had: ask now and then
-            while self._process.poll() is None:
+            while self._process.poll() is None:  # noqa: ASYNC110 -- nothing tells of it without a descriptor
                 await asyncio.sleep(_LOOK)
             return
         try:

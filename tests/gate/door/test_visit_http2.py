@@ -57,7 +57,7 @@ class Origin:
             self.agreed.append(protocol)
             if protocol == "h2":
                 await StreamsConnection(
-                    reader, writer, lambda seen: self.asked.append(seen.target), {}
+                    reader, writer, lambda seen: self.asked.append(seen.target), {}, lambda _: None
                 ).serve()
             else:
                 pages = PathOrigin()

@@ -167,7 +167,11 @@ def test_a_call_of_grpc_is_told_in_its_own_way() -> None:
     run(test())
 
 
-@pytest.mark.parametrize("body", [b"plain", gzip.compress(b"x" * 99)[:-2], gzip.compress(b"x") + b"junk"])
+@pytest.mark.parametrize(
+    "body",
+    [b"plain", gzip.compress(b"x" * 99)[:-2], gzip.compress(b"x") + b"junk"],
+    ids=["not coded", "cut short", "junk behind it"],
+)
 def test_a_coding_that_breaks_ends_the_stream_alone(body: bytes) -> None:
     async def test() -> None:
         async with scene_of() as scene:
