@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import time
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from egressd.control.ca import Authority, issue_worker_intermediate
+from egressd.control.desk import Desk
 from egressd.control.host import local_addresses, may_become
 from egressd.control.lending import Lending
 from egressd.control.process import WorkerProcess
@@ -28,7 +30,6 @@ from egressd.control.recording import Recording
 from egressd.control.sandboxes import SandboxState
 from egressd.control.sources import SharedListeners, Sources
 from egressd.control.voice import say
-from egressd.credentials.lease import Lease
 from egressd.gate.channel import Channel, ChannelBroken, sealed
 from egressd.gate.messages import (
     TO_CONTROL,
@@ -40,7 +41,6 @@ from egressd.gate.messages import (
     Configure,
     Gone,
     Identity,
-    Lent,
     Pair,
     Ready,
     Recall,
@@ -63,8 +63,6 @@ from egressd.journal.writer import BadRecord, Journal
 from egressd.policy.effective import EffectivePolicy
 from egressd.policy.reasons import Reason
 
-_ASKED = 256
-"""Questions for a lease that are open at a time; further ones are refused at once."""
 _RECALLED = 1000
 """Leases that one message ends."""
 WORKER_UID = 1337
@@ -121,8 +119,7 @@ class Supervisor:
         self._records = Recording(journal)
         self._failed = failed
         self._first = first
-        self._lending = lending
-        self._asked = 0
+        self._desk = Desk(lending)
         self._sandboxes: dict[str, SandboxState] = {}
         self._shares: dict[str, SharedListeners] = {}
         self._sources = sources or Sources()
@@ -197,8 +194,7 @@ class Supervisor:
         self._departed.append(sandbox_id)
         for listener in sandbox.listeners:
             listener.socket.close()
-        if self._lending is not None:  # last: nothing of it is under way any more
-            await self._lending.end(sandbox_id)
+        await self._desk.end(sandbox_id)  # last: nothing of it is under way any more
 
     def recall(self, leases: Sequence[str]) -> None:
         """Have the worker end these leases (by id), and what is under way with them."""
@@ -408,7 +404,8 @@ class Supervisor:
             case Pair() | Spent():
                 self._keep(worker, message)
             case Ask():
-                self._on_ask(worker, message)
+                carried = functools.partial(self._carried_by, worker, message.sandbox)
+                self._task(self._desk.answer(worker.channel, message, carried))
             case Ready():
                 if not worker.ready.done():
                     worker.ready.set_result(None)
@@ -441,32 +438,6 @@ class Supervisor:
         with contextlib.suppress(ChannelBroken):  # it has died meanwhile
             worker.channel.send(Stored(pair=message.pair))
 
-    def _on_ask(self, worker: _Worker, message: Ask) -> None:
-        sandbox = self._sandboxes.get(message.sandbox)
-        if sandbox is None or self._lending is None or worker is not self._worker or self._asked >= _ASKED:
-            self._lent(worker, message, None)
-            return
-        self._asked += 1
-        self._task(self._lend(worker, self._lending, sandbox, message))
-
-    async def _lend(self, worker: _Worker, lending: Lending, sandbox: SandboxState, message: Ask) -> None:
-        try:
-            lease = await lending.lend(sandbox, message)
-        finally:
-            self._asked -= 1
-        # It may have ended while its source was asked.
-        still = worker is self._worker and self._sandboxes.get(message.sandbox) is sandbox
-        self._lent(worker, message, lease if still else None)
-
-    def _lent(self, worker: _Worker, message: Ask, lease: Lease | None) -> None:
-        """Answer a question; ChannelBroken: who asked has died meanwhile."""
-        payloads = () if lease is None else (lease.model_dump_json().encode(),)
-        try:
-            with _sealed(*payloads) as fds, contextlib.suppress(ChannelBroken):
-                worker.channel.send(Lent(ticket=message.ticket, ok=lease is not None), fds)
-        except OSError as error:  # it waits in vain, and says that it has none
-            say(f"a lease could not be handed over: {error.strerror}")
-
     def _on_claim(self, worker: _Worker, message: Claim) -> None:
         """Keep a source as a sandbox's, once and for as long as it lives."""
         sandbox = self._sandboxes.get(message.sandbox)
@@ -477,6 +448,10 @@ class Supervisor:
             self._records.note("sandbox", sandbox, "bound to its source")
         with contextlib.suppress(ChannelBroken):  # it has died meanwhile
             worker.channel.send(Claimed(claim=message.claim, ok=ok))
+
+    def _carried_by(self, worker: _Worker, sandbox_id: str) -> SandboxState | None:
+        """Return a sandbox if this worker is the one that carries it."""
+        return self._sandboxes.get(sandbox_id) if worker is self._worker else None
 
     def _on_records(self, worker: _Worker, message: Records) -> None:
         allowed = self._sandboxes.keys() | set(self._departed) | {NOBODY}
