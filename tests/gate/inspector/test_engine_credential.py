@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from mitmproxy import http
 
 from egressd.credentials.lease import Lease
 from egressd.policy.compile import compile_policy
@@ -68,11 +69,68 @@ def test_the_origin_gets_the_credential_and_the_record_names_it() -> None:
             assert await scene.origin_says(OK) == OK
             assert scene.records.decisions() == [("allow", "rule")]
             assert all(SECRET not in str(record.as_dict()) for record in scene.records.all)
+            record = scene.records.of("decision")[0]
+            assert (record.credential, record.lease) == ("key", "lease-1")
+            assert (record.lease_expires or "").endswith("Z")
             assert [(asked.credential, asked.host, asked.target) for asked in lender.asked] == [
                 ("key", HOST, "/v1/x?a=b")
             ]
 
     run(test())
+
+
+class Site:
+    """A site's own addon, that looks at everything it is shown and adds a key of its own."""
+
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+
+    def requestheaders(self, flow: http.HTTPFlow) -> None:
+        self.shown.append(repr((flow.request.path, flow.request.headers.fields)))
+        flow.request.headers["authorization"] = "Bearer of-the-site"
+        flow.request.headers["x-note"] = "of-the-site"
+
+    def responseheaders(self, flow: http.HTTPFlow) -> None:
+        self.shown.append(repr((flow.request.path, flow.request.headers.fields)))
+
+
+def test_a_sites_addon_sees_no_secret_and_its_own_keys_go_the_way_of_all_others() -> None:
+    async def test() -> None:
+        async with scene_of(Lender(lease_of())) as scene:
+            site = Site()
+            scene.engine.connection.services.inspection = (site,)
+            await scene.says(request())
+            _, fields = head_of(scene)
+            assert [value for name, value in fields if name == "authorization"] == [f"Bearer {SECRET}"]
+            assert ("x-note", "of-the-site") in fields
+            await scene.origin_says(OK)
+            assert len(site.shown) == 2
+            assert SECRET not in "".join(site.shown)
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    "part", ["attach.prepare", "attach.attach", "decide", "_judged", "placeholders.seek"]
+)
+def test_what_breaks_while_the_bytes_are_made_lets_nothing_out(
+    part: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(f"egressd.gate.inspector.credential.{part}", fail)
+
+    async def test() -> None:
+        lender = Lender(lease_of(Attach(path="T"), placeholder=DUMMY))
+        async with scene_of(lender) as scene:
+            answer = await scene.says(request("/v1/{T}"))
+            assert b"(reason internal_error)" in answer
+            nothing_left(scene)
+
+    run(test())
+    assert SECRET not in capfd.readouterr().err
+
+
+def fail(*_: object, **__: object) -> None:
+    raise RuntimeError("broken on purpose")
 
 
 def test_a_second_request_asks_nobody() -> None:
