@@ -12,9 +12,12 @@ from egressd.gate.channel import MESSAGE_LIMIT, ChannelBroken, receive
 from egressd.gate.messages import (
     TO_CONTROL,
     TO_WORKER,
+    Ask,
     Gone,
+    Lent,
     Pair,
     Ready,
+    Recall,
     Records,
     Revoke,
     Serve,
@@ -76,6 +79,20 @@ TARGET = Target(
         _seed(Pair(pair=1, sandbox="sb-1", name="a.test", address="198.18.1.0")),
         _seed(Spent(sandbox="sb-1", owner="", kind="requests", tokens=1.5)),
         _seed(Revoke(sandbox="sb-1")),
+        _seed(
+            Ask(
+                ticket=1,
+                sandbox="sb-1",
+                credential="key",
+                method="GET",
+                scheme="https",
+                host="a.test",
+                port=443,
+                target="/",
+            )
+        ),
+        _seed(Lent(ticket=1, ok=True)),
+        _seed(Recall(leases=("lease-1",))),
         _seed(Written(batch=2, ok=True)),
         _seed(Serve(sandbox="sb-1", labels={"a": "b"}, listeners=())),
         b'{"type":"configure","worker":"w","settings":{}}',
