@@ -20,6 +20,7 @@ from egressd.control.ca import CaPaths
 from egressd.control.paths import Paths, default_paths
 from egressd.gate.dns.servers import parse_upstream
 from egressd.gate.settings import Settings
+from egressd.gate.via import parse_proxy_url
 from egressd.rulefiles.document import Document, Node
 from egressd.rulefiles.problems import Code, Findings, Place, Problems, quoted
 from egressd.rulefiles.shape import fit
@@ -55,12 +56,28 @@ class DnsSection(_Section):
 
     upstream: str = Field(default="system", min_length=1)
     denied: Literal["explain", "nxdomain"] = "explain"
+    answers: Literal["synthetic", "self"] = "synthetic"
+
+
+class ProxyCredentialsSection(_Section):
+    """Where `user:password` for the operator's own proxy lies: in a file, and nowhere else."""
+
+    file: PathText | None = None
+
+
+class ProxySection(_Section):
+    """The operator's own proxy, through which everything leaves, if there is one."""
+
+    url: str | None = Field(default=None, min_length=1)
+    connect: Literal["address", "name"] = "address"
+    credentials: ProxyCredentialsSection = ProxyCredentialsSection()
 
 
 class UpstreamSection(_Section):
     """How egressd itself meets the outside."""
 
     ca_bundle: PathText | None = None
+    proxy: ProxySection = ProxySection()
 
 
 class InspectSection(_Section):
@@ -121,13 +138,21 @@ class Config:
 
     def settings(self) -> Settings:
         """Return what a worker is told."""
+        proxy = self.upstream.proxy
         return Settings(
             dns_denied=self.dns.denied,
             dns_upstream=self.dns.upstream,
             upstream_ca=self.upstream.ca_bundle,
+            upstream_proxy=parse_proxy_url(proxy.url, proxy.connect) if proxy.url is not None else None,
             inspect_addons=tuple(self.inspect.addons),
             **self.limits.model_dump(exclude_none=True),
         )
+
+    @property
+    def proxy_credentials(self) -> Path | None:
+        """The file with `user:password` for the operator's own proxy."""
+        file = self.upstream.proxy.credentials.file
+        return Path(file) if file is not None else None
 
     def private_paths(self) -> tuple[Path, ...]:
         """Return what no sandbox may see, the outermost only, whether or not it exists."""
@@ -137,6 +162,8 @@ class Config:
         if self.file is not None:
             paths.add(self.file)
         paths.update(map(Path, self.inspect.addons))
+        if self.proxy_credentials is not None:
+            paths.add(self.proxy_credentials)
         return tuple(sorted(path for path in paths if paths.isdisjoint(path.parents)))
 
 
@@ -172,6 +199,7 @@ def load_config(
         raise ConfigError(findings.problems())
     model = ConfigFile.model_validate(data)
     _check_dns_upstream(model.dns.upstream, str(read or "configuration"), findings)
+    _check_proxy(model.upstream.proxy, str(read or "configuration"), findings)
     if findings.count:
         raise ConfigError(findings.problems())
     return _resolved(model, read, paths)
@@ -179,20 +207,21 @@ def load_config(
 
 def keys() -> dict[str, str]:
     """Return every key by the name of its variable: `EGRESSD_DNS_UPSTREAM` → `dns.upstream`."""
-    found: dict[str, str] = {}
-    for name, info in ConfigFile.model_fields.items():
+    return {_variable(key): key for key in _keys_of(ConfigFile, "")}
+
+
+def _keys_of(model: type[_Section], prefix: str) -> Iterator[str]:
+    for name, info in model.model_fields.items():
         section = info.annotation
-        if name == "schema_version":
-            continue
         if isinstance(section, type) and issubclass(section, _Section):
-            found |= {_variable(f"{name}.{inner}"): f"{name}.{inner}" for inner in section.model_fields}
-        else:
-            found[_variable(name)] = name
-    return found
+            yield from _keys_of(section, f"{prefix}{name}.")
+        elif name != "schema_version":
+            yield prefix + name
 
 
 _PATHS = frozenset(
     {"rules", "credentials", "ca_dir", "journal", "state_dir", "control_socket", "upstream.ca_bundle"}
+    | {"upstream.proxy.credentials.file"}
 )
 _PATH_LISTS = frozenset({"inspect.addons"})
 """In a variable they are joined by colons, as in PATH."""
@@ -282,6 +311,17 @@ def _check_dns_upstream(text: str, name: str, findings: Findings) -> None:
         parse_upstream(text)
     except ValueError as error:
         findings.add(name, Place(), Code.BAD_VALUE, f"dns.upstream: {quoted(text)}: {error}")
+
+
+def _check_proxy(proxy: ProxySection, name: str, findings: Findings) -> None:
+    if proxy.url is None:
+        if proxy != ProxySection():
+            findings.add(name, Place(), Code.BAD_VALUE, "upstream.proxy: there is no url")
+        return
+    try:
+        parse_proxy_url(proxy.url, proxy.connect)
+    except ValueError as error:
+        findings.add(name, Place(), Code.BAD_VALUE, f"upstream.proxy.url: {error}")
 
 
 def _resolved(model: ConfigFile, read: Path | None, paths: Paths) -> Config:

@@ -97,7 +97,13 @@ class Session:
         lending = self._keyring.begin()
         journal = Journal(self._config.journal)
         supervisor = Supervisor(
-            settings, authority, journal, failed=self._worker_failed, first=self._first, lending=lending
+            settings,
+            authority,
+            journal,
+            failed=self._worker_failed,
+            first=self._first,
+            lending=lending,
+            proxy_credentials=self._config.proxy_credentials,
         )
         self._failure = asyncio.get_running_loop().create_future()
         try:

@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from egressd.control.ca import Authority, issue_worker_intermediate
@@ -30,6 +31,7 @@ from egressd.control.recording import Recording
 from egressd.control.sandboxes import SandboxState
 from egressd.control.sources import SharedListeners, Sources
 from egressd.control.voice import say
+from egressd.credentials.providers.base import read_file
 from egressd.gate.channel import Channel, ChannelBroken, sealed
 from egressd.gate.messages import (
     TO_CONTROL,
@@ -109,10 +111,12 @@ class Supervisor:
         first: WorkerProcess | None = None,
         lending: Lending | None = None,
         sources: Sources | None = None,
+        proxy_credentials: Path | None = None,
     ) -> None:
         """Nothing runs before `start`, but for `first`: a process that was started early, to be the first worker.
 
         Without `lending` no worker gets a credential. `sources` are those of every worker, where there are several.
+        `proxy_credentials` is the file with `user:password` for the proxy in the settings, read for each worker anew.
         """
         self._settings = settings
         self._authority = authority
@@ -123,6 +127,7 @@ class Supervisor:
         self._sandboxes: dict[str, SandboxState] = {}
         self._shares: dict[str, SharedListeners] = {}
         self._sources = sources or Sources()
+        self._proxy_credentials = proxy_credentials
         self._worker: _Worker | None = None
         self._departed: deque[str] = deque(maxlen=256)  # a last record of theirs may still be on its way
         self._deaths = 0
@@ -297,8 +302,11 @@ class Supervisor:
             own_addresses=local_addresses(),
             certificate=self._authority.pem.decode("ascii"),
         )
-        with _sealed(self._issuer(worker)) as issuer:
-            worker.channel.send(message, issuer)
+        payloads = [self._issuer(worker)]
+        if self._proxy_credentials is not None:
+            payloads.append(read_file(str(self._proxy_credentials)).encode("utf-8"))
+        with _sealed(*payloads) as fds:
+            worker.channel.send(message, fds)
 
     def _issuer(self, worker: _Worker) -> bytes:
         issued = issue_worker_intermediate(self._authority, worker.name, time.time())

@@ -2,7 +2,8 @@
 
 A name is resolved once, every address is judged, and exactly the addresses that passed are dialled (law 4);
 the socket's peer is compared with the address once more. Addresses of this host are refused whatever a rule
-says (law 5, IP-16). No environment variable is read: no proxy of the operator's shell takes part.
+says (law 5, IP-16). No environment variable is read: no proxy of the operator's shell takes part; the one that is
+configured (`via`) is asked for the address that was judged, or where the operator has it so for the name.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from itertools import chain, zip_longest
 from typing import Protocol
 
 from egressd.gate.dns.upstream import ResolveFailed
+from egressd.gate.permission import UNPLACED, Place
 from egressd.policy.attempt import Address, Name
+from egressd.policy.names import format_name
 from egressd.policy.reasons import Reason
 
 STAGGER = 0.25
@@ -26,6 +29,22 @@ SLACK = 1.0
 """Seconds that a whole dial may take beyond its look-up's and its connecting's own bounds."""
 
 type Permit = Callable[[Address], Reason | None]
+"""Answers None for an address that may be dialled. One that has an attribute `confined` (see `permission`) which is false
+leaves it to an operator's proxy to resolve the name."""
+
+
+class Tunnels(Protocol):
+    """What the dialer needs of the operator's proxy."""
+
+    by_name: bool
+
+    async def by_address(
+        self, addresses: list[Address], port: int
+    ) -> tuple[socket.socket, Address] | DialFailed:
+        """Return a tunnel to one of the addresses."""
+
+    async def tunnel(self, host: str, port: int) -> socket.socket | tuple[DialFailed, int]:
+        """Return a tunnel to a host by its name."""
 
 
 class Resolves(Protocol):
@@ -39,10 +58,10 @@ class Resolves(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Dialed:
-    """A connected, non-blocking TCP socket with TCP_NODELAY, owned by who receives it, and its peer's address."""
+    """A connected, non-blocking TCP socket with TCP_NODELAY, owned by who receives it, and where it leads."""
 
     sock: socket.socket
-    address: Address
+    address: Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +77,7 @@ class Dialer:
 
     `connect_timeout` bounds all connecting of one dial, in seconds, after a look-up that is bounded by the
     resolver's own. `own_addresses` are this host's as control knows them, `own` says it of any address by a
-    live look; what either calls own is not dialled.
+    live look; what either calls own is not dialled. `via` is the operator's proxy, if everything goes through one.
     """
 
     def __init__(
@@ -68,7 +87,9 @@ class Dialer:
         *,
         own_addresses: Collection[str] = (),
         own: Callable[[Address], bool] | None = None,
+        via: Tunnels | None = None,
     ) -> None:
+        self._via = via
         self._resolver = resolver
         self._connect_timeout = connect_timeout
         self._own = own or OwnAddresses(own_addresses)
@@ -92,6 +113,8 @@ class Dialer:
 
     async def _dial(self, host: Name | Address, port: int, permit: Permit) -> Dialed | DialFailed:
         if isinstance(host, tuple):
+            if self._via is not None and self._via.by_name and not getattr(permit, "confined", True):
+                return await self._by_name(self._via, host, port)
             found = await self._resolver.resolve(host)
             if isinstance(found, ResolveFailed):
                 return DialFailed(found.reason, found.detail)
@@ -105,12 +128,30 @@ class Dialer:
                 passed.append(address)
             else:
                 refused.append((address, reason))
+        if passed and self._via is not None:
+            return await self._by_address(self._via, passed, port)
         if passed:
             return await self._connect(interleave(passed), port)
         if refused:
             listed = ", ".join(f"{address} {reason.value}" for address, reason in refused)
             return DialFailed(refused[0][1], f"no address may be dialled: {listed}")
         return DialFailed(Reason.UPSTREAM_DNS, "the name has no address")
+
+    async def _by_address(self, via: Tunnels, addresses: list[Address], port: int) -> Dialed | DialFailed:
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                opened = await via.by_address(addresses, port)
+        except TimeoutError:
+            return DialFailed(Reason.UPSTREAM_TIMEOUT, "the proxy did not answer in time")
+        return opened if isinstance(opened, DialFailed) else Dialed(*opened)
+
+    async def _by_name(self, via: Tunnels, name: Name, port: int) -> Dialed | DialFailed:
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                opened = await via.tunnel(format_name(name), port)
+        except TimeoutError:
+            return DialFailed(Reason.UPSTREAM_TIMEOUT, "the proxy did not answer in time")
+        return opened[0] if isinstance(opened, tuple) else Dialed(opened, UNPLACED)
 
     def _judge(self, address: Address, permit: Permit) -> Reason | None:
         """Return why an address may not be dialled. The rule's own reason tells more, so it is asked first."""

@@ -9,6 +9,19 @@ from pydantic import BaseModel, ConfigDict, Field
 KiB = 1024
 
 
+class UpstreamProxy(BaseModel):
+    """The operator's own proxy, through which everything goes out: CONNECT to the checked address, or to the name.
+
+    `host` is a name or an address (IPv6 without brackets); it is dialled as configured, whatever it resolves to.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str
+    port: int = Field(gt=0, lt=65_536)
+    connect: Literal["address", "name"] = "address"
+
+
 class Settings(BaseModel):
     """The worker's settings; times in seconds, sizes in bytes, counts per sandbox."""
 
@@ -27,4 +40,5 @@ class Settings(BaseModel):
     idle_timeout: float = Field(default=900.0, gt=0)
     connections: int = Field(default=512, gt=0)
     upstream_ca: str | None = None
+    upstream_proxy: UpstreamProxy | None = None
     inspect_addons: tuple[str, ...] = ()

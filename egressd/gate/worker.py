@@ -79,6 +79,7 @@ from egressd.gate.reporting import ChannelRecorder
 from egressd.gate.sandbox import Sandbox
 from egressd.gate.sharing import Sharing as SharedListeners
 from egressd.gate.tls.leaves import Issuer, Leaves
+from egressd.gate.via import Via, read_credentials
 from egressd.policy.attempt import Name
 from egressd.policy.compile import CompiledPolicy, compile_policy
 from egressd.policy.effective import EffectivePolicy
@@ -367,7 +368,7 @@ def main(arguments: list[str]) -> int:
         message, fds = receive(sock, TO_WORKER)
     except ChannelBroken:
         return 0  # control had no use for a worker after all
-    if not isinstance(message, Configure) or len(fds) != 1:
+    if not isinstance(message, Configure) or len(fds) not in (1, 2):
         raise ValueError("not configured")
     _warm()
     _limits()
@@ -377,7 +378,11 @@ def main(arguments: list[str]) -> int:
     own = frozenset(message.own_addresses)
     trusted(settings.upstream_ca)  # read now: after isolation there is no file
     resolver = Resolver(settings.dns_upstream, settings.dns_timeout, ca_file=settings.upstream_ca)
-    dialer = Dialer(resolver, settings.connect_timeout, own_addresses=own)
+    via = None
+    if settings.upstream_proxy is not None:
+        authorization = read_credentials(unsealed(fds[1])) if len(fds) == 2 else None
+        via = Via(settings.upstream_proxy, resolver, authorization)
+    dialer = Dialer(resolver, settings.connect_timeout, own_addresses=own, via=via)
     identity = None if message.identity is None else (message.identity.uid, message.identity.gid)
     leaves = Leaves(issuer, scratch=Path("/"))
     try:

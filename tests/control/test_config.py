@@ -10,7 +10,7 @@ import pytest
 
 from egressd.control.ca import CaPaths
 from egressd.control.config import Config, ConfigError, LimitsSection, keys, load_config
-from egressd.gate.settings import Settings
+from egressd.gate.settings import Settings, UpstreamProxy
 
 HOME = {"HOME": "/home/ann"}
 
@@ -104,6 +104,7 @@ def test_the_limits_are_those_that_a_worker_knows() -> None:
         "dns_denied",
         "dns_upstream",
         "upstream_ca",
+        "upstream_proxy",
         "inspect_addons",
     }
 
@@ -227,7 +228,37 @@ def test_every_key_has_its_variable() -> None:
     assert keys()["EGRESSD_DNS_UPSTREAM"] == "dns.upstream"
     assert keys()["EGRESSD_UPSTREAM_CA_BUNDLE"] == "upstream.ca_bundle"
     assert keys()["EGRESSD_CA_DIR"] == "ca_dir"
-    assert len(keys()) == 6 + 2 + 1 + 1 + len(LimitsSection.model_fields)
+    assert keys()["EGRESSD_UPSTREAM_PROXY_URL"] == "upstream.proxy.url"
+    assert keys()["EGRESSD_UPSTREAM_PROXY_CREDENTIALS_FILE"] == "upstream.proxy.credentials.file"
+    assert len(keys()) == 6 + 3 + 4 + 1 + len(LimitsSection.model_fields)
+
+
+def test_a_proxy_is_what_file_and_variables_say_together(file: Path) -> None:
+    text = "upstream: {proxy: {url: 'http://[fd00::1]:3128/', credentials: {file: secret}}}\n"
+    config = load(file, text, EGRESSD_UPSTREAM_PROXY_CONNECT="name")
+    assert config.settings().upstream_proxy == UpstreamProxy(host="fd00::1", port=3128, connect="name")
+    assert config.proxy_credentials == file.parent / "secret"
+    assert file.parent / "secret" in config.private_paths()
+    assert load(file, "schema: 1\n").settings().upstream_proxy is None
+
+
+@pytest.mark.parametrize(
+    ("proxy", "expected"),
+    [
+        pytest.param("{connect: name}", "there is no url", id="no url"),
+        pytest.param("{url: 'https://proxy.test:3128'}", "TLS to the proxy itself is not spoken", id="https"),
+        pytest.param("{url: 'socks5://proxy.test:1080'}", "http://HOST:PORT", id="another scheme"),
+        pytest.param("{url: 'http://proxy.test'}", "the port is missing", id="no port"),
+        pytest.param("{url: 'http://proxy.test:3128/path'}", "the port is not a number", id="a path"),
+        pytest.param("{url: 'http://ann:s3cret@proxy.test:3128'}", "go into a file", id="credentials in the URL"),
+    ],
+)  # fmt: skip
+def test_a_proxy_that_cannot_be_used_is_told_without_its_secrets(
+    file: Path, proxy: str, expected: str
+) -> None:
+    [problem] = problems(file, f"upstream: {{proxy: {proxy}}}\n")
+    assert expected in problem
+    assert "s3cret" not in problem
 
 
 def test_a_list_of_paths_is_joined_by_colons_in_a_variable(file: Path) -> None:

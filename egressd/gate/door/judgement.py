@@ -7,15 +7,15 @@ judged by the inspector.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from egressd.gate import internal
 from egressd.gate.connection import Connection
 from egressd.gate.limits import Account
+from egressd.gate.permission import Permission
 from egressd.gate.tls.hello import ClientHello
 from egressd.gate.tls.leaves import HTTP1, HTTP2
 from egressd.policy.attempt import Address, ConnectionAttempt, Decision, Name
-from egressd.policy.decide import decide, permit_address
+from egressd.policy.decide import decide
 from egressd.policy.names import BadHost
 from egressd.policy.reasons import Reason
 
@@ -116,10 +116,9 @@ class Judgement:
             return named
         return decision
 
-    def permits(self, decision: Decision) -> Callable[[Address], Reason | None]:
+    def permits(self, decision: Decision) -> Permission:
         """Return what says of each resolved address why it may not be dialled for this decision, if it may not."""
-        policy, port = self.connection.sandbox.policy, self.connection.destination.port
-        return lambda address: permit_address(policy, decision, address, port=port, now=time.time())
+        return Permission(self.connection.sandbox.policy, decision, self.connection.destination.port)
 
     def within_limits(self, decision: Decision, size: int = 0) -> tuple[Decision, str | None]:
         """Count an allowed connection against the limits of its rule and its profile; over one it is denied, and which.

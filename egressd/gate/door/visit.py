@@ -53,6 +53,7 @@ from egressd.gate.door.words import (
 from egressd.gate.inspector import inspect
 from egressd.gate.inspector.refusal import Refused, refuse_http
 from egressd.gate.inspector.upstream import Opened, OpenFailed, open_early
+from egressd.gate.permission import Place
 from egressd.gate.recorder import AuditUnavailable
 from egressd.gate.sandbox import Sandbox
 from egressd.gate.tls.leaves import HTTP2
@@ -98,7 +99,7 @@ class Visit:
         self._task: asyncio.Task[None] | None = None
         self._ended = Reason.COMPLETED
         self._splice: Splice | None = None
-        self._upstream: Address | None = None
+        self._upstream: Place | None = None
 
     def cut(self, reason: Reason) -> None:
         """End the visit at once, whatever it is doing."""

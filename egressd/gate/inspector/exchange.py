@@ -17,10 +17,11 @@ from egressd.gate.inspector.refusal import Refusal, Refused, answer_http, refuse
 from egressd.gate.inspector.veil import Veil
 from egressd.gate.inspector.websocket import Offer
 from egressd.gate.limits import Account, Over
+from egressd.gate.permission import Permission, Place, permit_place
 from egressd.journal.record import Record, clip, new_id, timestamp
-from egressd.policy.attempt import DENIED, Address, Decision, RequestAttempt
+from egressd.policy.attempt import DENIED, Decision, RequestAttempt
 from egressd.policy.compile import CompiledPolicy
-from egressd.policy.decide import decide, permit_address
+from egressd.policy.decide import decide
 from egressd.policy.effective import EffectiveEntry
 from egressd.policy.names import format_host, hide_userinfo
 from egressd.policy.reasons import Reason
@@ -61,7 +62,7 @@ class Exchange:
     status: int | None = None
     up: int = 0
     down: int = 0
-    upstream: Address | None = None
+    upstream: Place | None = None
     attempt_id: str = field(default_factory=new_id)
     started: float = field(default_factory=time.monotonic)
     decided: bool = False
@@ -140,14 +141,17 @@ class Exchange:
             return False
         if self.upstream is None:
             return True
-        return permit_address(policy, decision, self.upstream, port=self.attempt.port, now=now) is None
+        return permit_place(policy, decision, self.upstream, port=self.attempt.port, now=now) is None
 
-    def permits(self, address: Address) -> Reason | None:
-        """Say why this request may not go to `address`, None if it may (law 4)."""
+    @property
+    def permission(self) -> Permission:
+        """What says of each address why this request may not go there, if it may not (law 4)."""
         port = self.bound.port if self.bound is not None else None
-        return permit_address(
-            self.connection.sandbox.policy, self.decision, address, port=port, now=time.time()
-        )
+        return Permission(self.connection.sandbox.policy, self.decision, port)
+
+    def permits(self, place: Place) -> Reason | None:
+        """Say why this request may not go to `place`, None if it may."""
+        return self.permission(place)
 
     def refuse(self, reason: Reason, own: internal.Unanswered | None = None) -> Refusal:
         """Make and keep the response that says why this request was refused; nothing is recorded by it.

@@ -7,7 +7,6 @@ nothing else: the address that mitmproxy would take from the flow is only checke
 from __future__ import annotations
 
 from dataclasses import dataclass
-from ipaddress import ip_address
 
 from mitmproxy.connection import Client, ConnectionState
 from mitmproxy.connection import Server as ServerConnection
@@ -28,6 +27,7 @@ from egressd.gate.connection import Connection
 from egressd.gate.inspector import http1
 from egressd.gate.inspector.addon import exchange_of
 from egressd.gate.inspector.exchange import Exchange
+from egressd.gate.permission import read_place
 from egressd.gate.tls.stream import ByteStream
 from egressd.policy.names import format_host
 
@@ -138,7 +138,7 @@ class InspectorLayer(HttpLayer):
             return False
         if server.address != address or server.tls != secure or server.peername is None:
             return False
-        peer = ip_address(server.peername[0])
+        peer = read_place(server.peername[0])
         if exchange.permits(peer) is not None:
             return False
         exchange.upstream = peer

@@ -14,6 +14,7 @@ from egressd.gate.connection import Connection
 from egressd.gate.dialer import DialFailed
 from egressd.gate.inspector.binding import Bound
 from egressd.gate.inspector.exchange import Exchange
+from egressd.gate.permission import Place
 from egressd.gate.tls.stream import (
     ByteStream,
     SessionCache,
@@ -45,7 +46,7 @@ class Opened:
     """An upstream connection, ready for a request, at the address that was checked."""
 
     stream: ByteStream
-    address: Address
+    address: Place
     sandbox: str
     name: str
     port: int
@@ -103,7 +104,7 @@ async def open_upstream(exchange: Exchange) -> Opened | OpenFailed:
     """Dial the bound destination of an admitted exchange; for https, only a server that proves to be the judged name is used."""
     assert exchange.admitted
     assert exchange.bound is not None
-    return await _open(exchange.connection, exchange.bound, exchange.permits, HTTP1)
+    return await _open(exchange.connection, exchange.bound, exchange.permission, HTTP1)
 
 
 async def open_early(connection: Connection, permits: Permits) -> Opened | OpenFailed:
@@ -153,8 +154,8 @@ async def _open(
 
 
 def _session_key(
-    sandbox: str, name: str, address: Address, port: int, context: ssl.SSLContext
-) -> tuple[str, str, Address, int, int]:
+    sandbox: str, name: str, address: Place, port: int, context: ssl.SSLContext
+) -> tuple[str, str, Place, int, int]:
     return (
         sandbox,
         name,

@@ -1,7 +1,8 @@
 """egressd with the explicit wiring, for the tests alone: control, a worker, listeners and sandboxes as a line of JSON asks for.
 
-`explicit_daemon.py CONFIG SPEC`: prints one line of JSON with the bundle to trust and each sandbox's id and token once all is served, then does what
-each line of its input says (`revoke NAME`, `kill` for the worker) and answers `done`, and ends with its input.
+`explicit_daemon.py CONFIG SPEC`: prints one line of JSON with the bundle to trust and each sandbox's id and token once all is
+served, then does what each line of its input says (`revoke NAME`, `kill` for the worker) and answers `done`, and ends with its
+input.
 """
 
 from __future__ import annotations
