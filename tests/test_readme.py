@@ -32,6 +32,7 @@ PAGES = [
     "docs/dns.md",
     "docs/limits.md",
     "docs/verify.md",
+    "docs/wirings.md",
     "rules/README.md",
 ]
 ATTEMPT = re.compile(r"\b[0-9a-f]{28}\b")

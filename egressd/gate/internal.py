@@ -104,7 +104,7 @@ _INDEX: Final[_Facts] = {
     "reading_a_denial": [
         "HTTP: a status of 400 or above with the fields x-egressd-reason and x-egressd-attempt, and a body that begins"
         " with 'egressd:'. A site's own answer never has these fields.",
-        "DNS: the name leads to 198.18.0.2, which answers http and https with the denial; or it does not exist (NXDOMAIN).",
+        "DNS: the name leads to egressd, which answers http and https with the denial; or it does not exist (NXDOMAIN).",
         "Anything else: a TLS alert, a reset, or 'administratively prohibited'. The reason is then in /denials.",
         "The reason is one word of a fixed list, such as not_allowed or path_not_allowed.",
     ],

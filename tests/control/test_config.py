@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -279,3 +280,15 @@ def test_private_paths_are_the_outermost_and_hold_no_standard_output(file: Path)
         Path("/run/user/1000/egressd/control.sock"),
     }
     assert all(isinstance(path, os.PathLike) for path in load(file, 'journal: "-"\n').private_paths())
+
+
+_DOCS = Path(__file__).parents[2] / "docs"
+_BLOCK = re.compile(r"^```yaml\n# egressd\.yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", ["dns.md", "wirings.md"])
+def test_what_the_pages_show_loads(file: Path, page: str) -> None:
+    shown = _BLOCK.findall((_DOCS / page).read_text(encoding="utf-8"))
+    assert shown
+    for text in shown:
+        load(file, f"schema: 1\n{text}")

@@ -38,6 +38,8 @@ BODY: Final = "egressd.body"
 """Set in a flow's metadata where its frames, and not its fields, say whether the request has a body (HTTP/2)."""
 
 _EXCHANGE: Final = "egressd"
+_TO_US_ALONE: Final = ("proxy-authorization", "proxy-connection")
+"""Fields between a sandbox and its proxy, with its token in one: nobody else's to see, and never sent on."""
 _UPGRADE: Final = ((b"Connection", b"Upgrade"), (b"Upgrade", b"websocket"))
 _HEADERS_ONLY_UPGRADES: Final = frozenset({"h2c"})
 """Upgrades that clients offer and do not need (RFC 7540 §3.2): the offer is taken out, the request served as HTTP/1.1."""
@@ -98,6 +100,8 @@ class PolicyAddon:
         addons = self.connection.services.inspection
         if not addons:
             return None
+        for name in _TO_US_ALONE:
+            flow.request.headers.pop(name, None)
         try:
             who = site.ask(addons, flow)
         except Exception as error:  # noqa: BLE001 # law 1: an addon that fails refuses

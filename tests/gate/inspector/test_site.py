@@ -74,6 +74,26 @@ def test_an_addon_sees_what_the_policy_allowed_and_may_add_fields() -> None:
     run(test())
 
 
+def test_cred_16_an_addon_does_not_see_the_token_for_the_proxy() -> None:
+    seen = []
+
+    def look(flow: http.HTTPFlow) -> None:
+        seen.extend(name.lower() for name in flow.request.headers)
+
+    async def test() -> None:
+        origin = Origin()
+        async with laboratory(origin) as lab:
+            client = await under(lab, addon(requestheaders=look)).dial(lab.connection())
+            asked = "GET /\nProxy-Authorization: Basic c2J4OnQ=\nProxy-Connection: keep-alive\nX-Kept: 1"
+            assert (await client.ask(asked)).status == 200
+            assert "x-kept" in seen
+            assert not [name for name in seen if name.startswith("proxy-")]
+            assert "roxy-" not in origin.heads[0]
+            await client.over()
+
+    run(test())
+
+
 def test_what_the_policy_denies_is_not_shown() -> None:
     seen: list[http.HTTPFlow] = []
 
