@@ -60,7 +60,7 @@ def test_an_expectation_is_the_record_that_must_be_found(rules: Rules) -> None:
     assert demo.explained(rules, "GET https://api.lab-origin.com/v1/models?page=2") == {
         "event": "decision", "layer": "request", "verdict": "allow", "reason": "rule", "rule": "api",
         "place": "profiles/lab.yaml:8", "scheme": "https", "host": "api.lab-origin.com", "port": 443, "method": "GET",
-        "path": "/v1/models",
+        "path": "/v1/models", "credential": None,
     }  # fmt: skip
     assert demo.explained(rules, "dns:x.evil-lab.com/TXT") == {
         "event": "decision", "layer": "dns", "verdict": "deny", "reason": "not_allowed", "rule": None, "place": None,
