@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from ipaddress import IPv4Address, IPv6Address
 
+from egressd.gate.door.connect import NeedMore
 from egressd.gate.door.socks import (
     BadSocks,
     Greeting,
     Login,
-    NeedMore,
     Request,
     read_greeting,
     read_login,

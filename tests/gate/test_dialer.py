@@ -27,6 +27,7 @@ from egressd.gate.dialer import (
     is_own_address,
 )
 from egressd.gate.dns.upstream import ResolveFailed
+from egressd.gate.permission import Unplaced
 from egressd.policy.attempt import Address, Decision, Name
 from egressd.policy.decide import permit_address
 from egressd.policy.reasons import Reason
@@ -98,6 +99,7 @@ def close(dialed: Dialed | DialFailed) -> Address | DialFailed:
     if isinstance(dialed, DialFailed):
         return dialed
     dialed.sock.close()
+    assert not isinstance(dialed.address, Unplaced)
     return dialed.address
 
 

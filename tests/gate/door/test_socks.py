@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from egressd.gate.door.connect import NeedMore
 from egressd.gate.door.socks import (
     BadSocks,
     Greeting,
     Login,
-    NeedMore,
     Request,
     choose,
     judge_login,

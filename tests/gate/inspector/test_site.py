@@ -53,7 +53,7 @@ def error(flow: http.HTTPFlow) -> None:
 
 
 def test_an_addon_sees_what_the_policy_allowed_and_may_add_fields() -> None:
-    seen = []
+    seen: list[str] = []
 
     def look(flow: http.HTTPFlow) -> None:
         seen.append((flow.request.method, flow.request.path, flow.request.headers["host"]))
@@ -75,7 +75,7 @@ def test_an_addon_sees_what_the_policy_allowed_and_may_add_fields() -> None:
 
 
 def test_cred_16_an_addon_does_not_see_the_token_for_the_proxy() -> None:
-    seen = []
+    seen: list[str] = []
 
     def look(flow: http.HTTPFlow) -> None:
         seen.extend(name.lower() for name in flow.request.headers)
