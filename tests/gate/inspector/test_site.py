@@ -53,7 +53,7 @@ def error(flow: http.HTTPFlow) -> None:
 
 
 def test_an_addon_sees_what_the_policy_allowed_and_may_add_fields() -> None:
-    seen: list[str] = []
+    seen: list[tuple[str, str, str]] = []
 
     def look(flow: http.HTTPFlow) -> None:
         seen.append((flow.request.method, flow.request.path, flow.request.headers["host"]))
