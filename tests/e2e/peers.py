@@ -25,6 +25,7 @@ from cryptography.x509.oid import NameOID
 
 from egressd.lab import Lab, clean_env
 from egressd.lab.issuers import QUEUE
+from tests.e2e.conftest import until
 
 PROGRAMS = Path(__file__).parent / "programs"
 REGION = "eu-central-1"
@@ -79,14 +80,15 @@ class Bao:
         flags = ["-dev", "-dev-no-store-token", f"-dev-root-token-id={self.token}"]
         program = Path(sys.executable).parent / "bao"
         _start(lab, [str(program), "server", *flags, f"-dev-listen-address=127.0.0.1:{_BAO}"], _BAO)
+        until(lambda: self.ask("sys/health").get("sealed") is False, 20, "OpenBao is unsealed")
         lab.relay(VAULT_HOST, _BAO)
         password = secrets.token_hex(8)
         lab.expect("queue", f"bao:{password}")
-        self.ask("sys/mounts/rabbitmq", {"type": "rabbitmq"})
+        self.set("sys/mounts/rabbitmq", {"type": "rabbitmq"})
         connection = {"connection_uri": f"https://{QUEUE}", "username": "bao", "password": password}
-        self.ask("rabbitmq/config/connection", {**connection, "verify_connection": False})
-        self.ask("rabbitmq/config/lease", {"ttl": 300, "max_ttl": 3600})
-        self.ask("rabbitmq/roles/agent", {"tags": "management"})
+        self.set("rabbitmq/config/connection", {**connection, "verify_connection": False})
+        self.set("rabbitmq/config/lease", {"ttl": 300, "max_ttl": 3600})
+        self.set("rabbitmq/roles/agent", {"tags": "management"})
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None, method: str = "") -> dict[str, Any]:
         """One request with the root token; its answer, which has `errors` where it went wrong."""
@@ -96,6 +98,11 @@ class Bao:
         ran = self.lab.run("world", argv)
         assert ran.returncode == 0, ran.stderr
         return dict(json.loads(ran.stdout or "{}"))
+
+    def set(self, path: str, body: Mapping[str, Any]) -> None:
+        """Writes something; fails when it is not taken."""
+        answer = self.ask(path, body)
+        assert "errors" not in answer, answer
 
     def leases(self) -> list[str]:
         """The leases of the queue's passwords that are alive now."""

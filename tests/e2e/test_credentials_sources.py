@@ -97,7 +97,7 @@ def _empty_records(lab: Lab) -> None:
 @pytest.fixture(scope="module")
 def bao(lab: Lab) -> Bao:
     bao = Bao(lab)
-    bao.ask("secret/data/agent", {"data": {"key": STORED.secret, "other": "not this one"}})
+    bao.set("secret/data/agent", {"data": {"key": STORED.secret, "other": "not this one"}})
     return bao
 
 
