@@ -61,8 +61,10 @@ class Sources:
 
 
 def normal_source(text: str) -> str:
-    """Return a source address as it is compared: IPv4 never inside IPv6, no zone; raises ValueError."""
+    """Return a source address as it is compared: IPv4 never inside IPv6; raises ValueError, also for one that only a link knows."""
     address = ip_address(text)
-    if isinstance(address, IPv6Address):
-        return str(address.ipv4_mapped or IPv6Address(int(address)))
-    return str(address)
+    if not isinstance(address, IPv6Address):
+        return str(address)
+    if address.is_link_local or address.scope_id is not None:
+        raise ValueError(f"{text} is an address of every link")
+    return str(address.ipv4_mapped or address)

@@ -25,6 +25,7 @@ REPLY_LIMIT: Final = 16 * 1024
 """Longest head of a reply that is read, in bytes."""
 
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-9][0-9]{2})(?: [^\r\n]*)?\r\n")
+_BARE = re.compile(rb"(?<!\r)\n")
 _CREDENTIALS = re.compile(r"[^\x00-\x1f\x7f:]+:[^\x00-\x1f\x7f]*")
 _RETRIED = frozenset({502, 503, 504})
 """What a proxy answers that could not reach the address: another one may do (RFC 9110 §15.6)."""
@@ -61,6 +62,8 @@ def read_reply(data: bytes) -> Established | Declined | NeedMore:
     if line is None or line.end() != line_end + 1:
         return Declined(0)
     end = data.find(b"\r\n\r\n", line.end() - 2)
+    if _BARE.search(data, 0, end if end >= 0 else len(data)):
+        return Declined(0)  # the reply would end elsewhere for whoever takes that for a line's end
     if end < 0:
         return NeedMore() if len(data) < REPLY_LIMIT else Declined(0)
     status = int(line[1])

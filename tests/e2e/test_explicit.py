@@ -198,6 +198,37 @@ def test_log_08_what_a_client_says_of_itself_names_nobody(net: Network) -> None:
     assert (record["sandbox"], record["reason"]) == (net.made["a"]["id"], "bad_proxy_token")
 
 
+FILLING = f"""
+import socket, sys, time
+held = []
+for port in (3128, 1080):
+    for _ in range(300):
+        held.append(socket.create_connection(("{OWN}", port), 5))
+sys.stdout.write("held")
+sys.stdout.flush()
+asker = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+end = time.monotonic() + 3
+while time.monotonic() < end:
+    asker.sendto(b"\\0" * 40, ("{OWN}", 53))
+"""
+
+
+def test_dos_01_a_neighbour_that_fills_the_lobby_and_floods_the_resolver_stops_nobody(net: Network) -> None:
+    (net.stand.workspace / "fill.py").write_text(FILLING)
+    b = net.sandboxes["b"]
+    flood = net.lab.popen("host", b.argv(f"exec python3 {net.stand.workspace}/fill.py"), cwd="/")
+    assert flood.stdout is not None
+    assert flood.stdout.read(4) == "held"
+    for _ in range(3):
+        assert net.sandboxes["a"].run(f"curl -sS -m 9 --proxy {net.url('a')} {API}").stdout.isdigit()
+    flood.wait(20)
+    assert "too_many_connections" in reasons(net.stand.records(event="decision", verdict="deny"))
+    assert net.sandboxes["b"].run(f"curl -sS -m 20 {API}").returncode in (
+        0,
+        6,
+    )  # 6: its own queries are spent
+
+
 def test_no_token_is_written_anywhere(net: Network) -> None:
     for name in ADDRESSES:
         token = net.made[name]["token"]

@@ -154,6 +154,9 @@ class Register:
         self, source: Address, credentials: Credentials | BadCredentials | None, now: float
     ) -> Known | Stranger:
         """Return whose connection from `source` this is, which brings these credentials or none."""
+        if isinstance(source, IPv6Address) and source.is_link_local:
+            # The same address on another link is another host, and which link it was nobody downstream of here knows.
+            return Stranger(Reason.UNKNOWN_SANDBOX, "a link-local source")
         owner = self._owners.get(source)
         if credentials is None:
             return Known(owner) if owner is not None else Stranger(Reason.UNKNOWN_SANDBOX, asks=True)

@@ -125,6 +125,12 @@ def test_one_ipv6_host_is_one_guesser_whatever_addresses_it_takes() -> None:
     assert who.judge(IPv6Address("2001:db8:0:1::1"), A, 0) == Known("sbx-a", claim=True)
 
 
+def test_a_link_local_source_is_nobody_s_since_every_link_has_the_same() -> None:
+    assert register().judge(IPv6Address("fe80::1"), A, 0) == Stranger(
+        Reason.UNKNOWN_SANDBOX, "a link-local source"
+    )
+
+
 def test_memory_is_bounded_however_many_sources_guess(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "SOURCES", 3)
     who = register()
