@@ -61,10 +61,13 @@ class Sources:
 
 
 def normal_source(text: str) -> str:
-    """Return a source address as it is compared: IPv4 never inside IPv6; raises ValueError, also for one that only a link knows."""
+    """Return a source address as it is compared: IPv4 never inside IPv6.
+
+    Raises ValueError, also for one that means another host on each link.
+    """
     address = ip_address(text)
     if not isinstance(address, IPv6Address):
         return str(address)
     if address.is_link_local or address.scope_id is not None:
-        raise ValueError(f"{text} is an address of every link")
+        raise ValueError(f"{text} is another host on each link")
     return str(address.ipv4_mapped or address)

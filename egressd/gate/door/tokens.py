@@ -5,7 +5,8 @@ sandbox was made, or else the one that used it first. An address belongs to one 
 speaks for it where no token can be sent (DNS, egressd's own ports 80 and 443) or none was. What a token is is kept nowhere here:
 the register holds its SHA-256, and compares that in constant time; 256 random bits need no slower hash.
 
-Guesses are counted for each source, and past a few none of them is looked at any more. Clock readings are handed in.
+Guesses are counted for each source, and past a few none of them is looked at any more; never for more than one address, or a
+neighbour could lock out its neighbours. Clock readings are handed in.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from egressd.policy.attempt import Address
 from egressd.policy.reasons import Reason
 
 GUESSES: Final = 10
-"""Wrong credentials a minute from one source (in IPv6, its /64); beyond, right ones are not looked at either."""
+"""Wrong credentials a minute from one source; beyond, right ones are not looked at either."""
 SOURCES: Final = 4096
 """Sources whose guesses are counted; past it the one that guessed longest ago is forgotten."""
 LONGEST: Final = 1024
@@ -122,7 +123,7 @@ class Register:
         """Nobody may."""
         self._entries: dict[str, _Entry] = {}
         self._owners: dict[Address, str] = {}
-        self._guesses: OrderedDict[Address, TokenBucket] = OrderedDict()  # by neighbourhood
+        self._guesses: OrderedDict[Address, TokenBucket] = OrderedDict()
 
     def enter(self, sandbox: str, token: bytes | None, source: Address | None) -> None:
         """Let a sandbox in by the SHA-256 of its token, from `source` if that is known. ValueError if another has the source."""
@@ -160,7 +161,7 @@ class Register:
         owner = self._owners.get(source)
         if credentials is None:
             return Known(owner) if owner is not None else Stranger(Reason.UNKNOWN_SANDBOX, asks=True)
-        bucket = self._guesses.get(_neighbourhood(source))
+        bucket = self._guesses.get(source)
         if bucket is not None and bucket.wait(now) > 0:
             return Stranger(Reason.RATE_LIMITED, "wrong credentials from this source", owner)
         judged = self._compared(source, owner, credentials)
@@ -193,19 +194,13 @@ class Register:
         return Known(named, claim=True)
 
     def _count(self, source: Address, now: float) -> None:
-        place = _neighbourhood(source)
-        bucket = self._guesses.get(place)
+        bucket = self._guesses.get(source)
         if bucket is None:
-            bucket = self._guesses[place] = TokenBucket(GUESSES, 60.0)
+            bucket = self._guesses[source] = TokenBucket(GUESSES, 60.0)
             if len(self._guesses) > SOURCES:
                 self._guesses.popitem(last=False)
-        self._guesses.move_to_end(place)
+        self._guesses.move_to_end(source)
         bucket.take(now)
-
-
-def _neighbourhood(source: Address) -> Address:
-    """Return what guesses are counted by: in IPv6 the /64, of which one host may take any address that it likes."""
-    return IPv6Address(int(source) >> 64 << 64) if isinstance(source, IPv6Address) else source
 
 
 def read_address(text: str) -> Address:
