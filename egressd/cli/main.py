@@ -68,6 +68,12 @@ def _verify(app: typer.Typer) -> None:
     verify.register(app)
 
 
+def _wire(app: typer.Typer) -> None:
+    from egressd.cli import wire
+
+    wire.register(app)
+
+
 VERBS: dict[str, Callable[[typer.Typer], None]] = {
     "run": _run,
     "check": _check,
@@ -77,6 +83,7 @@ VERBS: dict[str, Callable[[typer.Typer], None]] = {
     "credentials": _credentials,
     "demo": _demo,
     "verify": _verify,
+    "wire": _wire,
 }
 """Every verb, in the order in which the help names them."""
 

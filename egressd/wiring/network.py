@@ -22,6 +22,7 @@ _NFLOG_BUFFER: Final = 4 * 1024 * 1024
 
 _TOOLS: Final[dict[Family, str]] = {4: "iptables", 6: "ip6tables"}
 _LOOPBACK: Final[dict[Family, str]] = {4: "127.0.0.1", 6: "::1"}
+_ANY: Final[dict[Family, str]] = {4: "0.0.0.0", 6: "::"}  # noqa: S104 - of one interface alone
 _INET: Final = {4: socket.AF_INET, 6: socket.AF_INET6}
 
 # nodad: until duplicate detection has run, the kernel refuses the address as a route's source (a race).
@@ -127,33 +128,46 @@ def listeners(nflog_group: int, socket_uid: int | None) -> Iterator[tuple[str, i
         os.seteuid(socket_uid)  # a socket belongs to the effective (file system) uid of its maker
     try:
         for family in FAMILIES:
-            yield "transparent", family, _tcp(family, ruleset.TRANSPARENT_PORT)
-        yield "explicit", 4, _tcp(4, ruleset.EXPLICIT_PORT)
+            yield "transparent", family, tcp(family, ruleset.TRANSPARENT_PORT)
+        yield "explicit", 4, tcp(4, ruleset.EXPLICIT_PORT)
         for family in FAMILIES:
-            yield "dns-udp", family, _bound(family, socket.SOCK_DGRAM, socket.IPPROTO_UDP, ruleset.DNS_PORT)
-            yield "dns-tcp", family, _tcp(family, ruleset.DNS_PORT)
+            yield "dns-udp", family, udp(family, ruleset.DNS_PORT)
+            yield "dns-tcp", family, tcp(family, ruleset.DNS_PORT)
     finally:
         if socket_uid is not None:
             os.seteuid(0)
-    yield "nflog", 0, _packet_log(nflog_group)
+    yield "nflog", 0, packet_log(nflog_group)
 
 
-def _tcp(family: Family, port: int) -> socket.socket:
+def tcp(family: Family, port: int, *, interface: str = "") -> socket.socket:
+    """A listening socket on loopback, or on every address but for what comes by one interface alone."""
     # IPPROTO_TCP by name: with MPTCP enabled system-wide the default could become another protocol.
-    listener = _bound(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, port)
+    listener = _bound(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, port, interface)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited by what is accepted
     listener.listen(BACKLOG)
     return listener
 
 
-def _bound(family: Family, kind: socket.SocketKind, protocol: int, port: int) -> socket.socket:
+def udp(family: Family, port: int, *, interface: str = "") -> socket.socket:
+    """The same for datagrams."""
+    return _bound(family, socket.SOCK_DGRAM, socket.IPPROTO_UDP, port, interface)
+
+
+def _bound(
+    family: Family, kind: socket.SocketKind, protocol: int, port: int, interface: str
+) -> socket.socket:
+    address = _ANY[family] if interface else _LOOPBACK[family]
+    made = socket.socket(_INET[family], kind, protocol)
     try:
-        made = socket.socket(_INET[family], kind, protocol)
         if family == 6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        made.bind((_LOOPBACK[family], port))
+        if interface:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
+        made.bind((address, port))
     except OSError as error:
-        raise WiringError.from_os(f"bind {_LOOPBACK[family]} port {port}", error) from error
+        made.close()
+        at = f"{address} of {interface}" if interface else address
+        raise WiringError.from_os(f"bind {at} port {port}", error) from error
     return made
 
 
@@ -168,7 +182,7 @@ _COPY_PACKET: Final = 2
 _SO_RCVBUFFORCE: Final = 33
 
 
-def _packet_log(group: int) -> socket.socket:
+def packet_log(group: int) -> socket.socket:
     """A netlink socket that the kernel sends dropped packets to, one message per packet and at once."""
     log = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
     try:

@@ -130,7 +130,7 @@ def missing_rules(expected: str, saved: str) -> list[str]:
     `saved` is what iptables-save printed. Tolerant of option order, counters, quoting, comments and implied matches;
     strict on tables, policies, the order of rules, and anything that is there but should not be.
     """
-    want, have = _parse(expected), _parse(saved)
+    want, have = parse_tables(expected), parse_tables(saved)
     problems: list[str] = []
     for table in want:
         if table not in have:
@@ -164,7 +164,7 @@ def counted(
             for rule in rules[table]:
                 if rule.counts is None:
                     continue
-                found = packets.get((table, _normal(shlex.split(rule.text))))
+                found = packets.get((table, meaning(rule.text)))
                 if found is None:
                     return None
                 totals[rule.counts] = totals.get(rule.counts, 0) + found
@@ -181,36 +181,51 @@ def _packets(saved: str) -> dict[tuple[str, str], int]:
         counters, _, rule = line.partition("] -A OUTPUT ")
         packets = counters[1:].partition(":")[0]
         if rule and counters.startswith("[") and packets.isascii() and packets.isdigit():
-            found[table, _normal(shlex.split(rule))] = int(packets)
+            found[table, meaning(rule)] = int(packets)
     return found
 
 
-class _Table:
+class Table:
+    """One table as it was printed: policies ("-" for a chain of somebody's own) and rules, in one spelling, by chain."""
+
     def __init__(self) -> None:
         self.policies: dict[str, str] = {}
         self.rules: dict[str, list[str]] = {}
 
 
-def _parse(text: str) -> dict[str, _Table]:
-    tables: dict[str, _Table] = {}
-    table = _Table()
+def parse_tables(text: str) -> dict[str, Table]:
+    """The tables of an iptables-save text, or of a ruleset of ours; lines that are neither chain nor rule are skipped."""
+    tables: dict[str, Table] = {}
+    table = Table()
     for raw in text.splitlines():
         line = raw.strip()
         if line.startswith("*"):
-            table = tables.setdefault(line[1:].strip(), _Table())
+            table = tables.setdefault(line[1:].strip(), Table())
         elif line.startswith(":"):
             chain, _, rest = line[1:].partition(" ")
             table.policies[chain] = rest.split(" ")[0]
             table.rules.setdefault(chain, [])
         elif line.startswith(("-A ", "[")):
             rule = line.partition("] ")[2] if line.startswith("[") else line
-            words = shlex.split(rule)
+            words = _words(rule)
             if words[:1] == ["-A"] and len(words) > 1:
                 table.rules.setdefault(words[1], []).append(_normal(words[2:]))
     return tables
 
 
-def _compare(table: str, want: _Table, have: _Table) -> list[str]:
+def meaning(rule: str) -> str:
+    """A rule without its chain in the spelling that `parse_tables` gives it, for comparison alone."""
+    return _normal(_words(rule))
+
+
+def _words(rule: str) -> list[str]:
+    try:
+        return shlex.split(rule)
+    except ValueError:  # a comment of somebody else's with a single quote
+        return rule.split()
+
+
+def _compare(table: str, want: Table, have: Table) -> list[str]:
     problems = [
         f"*{table} {chain}: policy is {have.policies.get(chain, 'missing')}, not {policy}"
         for chain, policy in want.policies.items()
