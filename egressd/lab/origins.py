@@ -15,7 +15,7 @@ from egressd.lab import containers, mirrors, models, objects, streams, topology
 from egressd.lab.folders import FolderSite
 from egressd.lab.guards import DENIED, Guards
 from egressd.lab.http1 import Exchange, Handler, plain_address, serve_connection
-from egressd.lab.issuers import Issuers
+from egressd.lab.issuers import GITHUB, Issuers
 from egressd.lab.packages import NpmRegistry, PythonIndex
 from egressd.lab.pki import Authority
 from egressd.lab.relay import Relay
@@ -60,6 +60,7 @@ class Web:
             PRIVATE_NPM: NpmRegistry(PRIVATE_NPM).answer,
             "api.openai.com": models.completions,
             **self.issuers.sites,
+            GITHUB: self._github,
         }
         registry = containers.ContainerRegistry()
         self._sites[containers.REGISTRY] = registry.registry
@@ -75,6 +76,11 @@ class Web:
             await exchange.reply(401, DENIED, refusal)
         else:
             await self._sites.get(exchange.seen.host, self._api.answer)(exchange)
+
+    async def _github(self, exchange: Exchange) -> None:
+        """An app's tokens by the issuer; what else there is of GitHub's API by the site that answers anything."""
+        of_an_app = exchange.seen.path.startswith(("/app/", "/installation/"))
+        await (self.issuers.github if of_an_app else self._api.answer)(exchange)
 
     def serve_folder(self, name: str, folder: Path) -> None:
         """Answers for a host from now on with the files below a folder."""

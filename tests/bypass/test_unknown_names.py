@@ -52,7 +52,10 @@ def nowhere() -> Iterator[Arena]:
     with build(os.geteuid() != 0) as lab:
         test_credentials.prepare(lab)
         test_allowed_destinations.prepare(lab)
-        with arena(lab, rules=RULES, dns_more={"denied": "nxdomain"}) as made:
+        keys, secrets = test_credentials.CREDENTIALS, test_credentials.SECRETS
+        with arena(
+            lab, rules=RULES, dns_more={"denied": "nxdomain"}, credentials=keys, secrets=secrets
+        ) as made:
             yield made
 
 

@@ -64,6 +64,13 @@ allow:
   - id: api
     hosts: [api.lab-origin.com]
 """
+CREDENTIALS = """schema: 1
+credentials:
+  spare:
+    for: [{hosts: [api.lab-origin.com], requests: ["GET /v1/**"]}]
+    source: {env: SPARE_KEY}
+    attach: {header: x-api-key}
+"""
 PRIVATE = (
     "conf/rules",
     "conf/credentials.yaml",
@@ -164,8 +171,9 @@ def install(top: Path, owner: int) -> Installation:
     places = ("rules", "credentials.yaml", "ca", "journal.jsonl", "state", "control.sock")
     lines = [f"{key}: {place}" for key, place in zip(keys, places, strict=True)]
     made.config.write_text("\n".join(["schema: 1", *lines, ""]))
-    for name in ("credentials.yaml", "journal.jsonl", "control.sock"):
+    for name in ("journal.jsonl", "control.sock"):
         (conf / name).touch(0o600)
+    (conf / "credentials.yaml").write_text(CREDENTIALS)
     (conf / "state/pairs").write_text("state")
     (made.home / ".ssh/id_ed25519").write_text("a key")
     shown = [sys.executable, "-P", "-m", "egressd", "ca", "show", "--config", str(made.config)]
