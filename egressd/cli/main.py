@@ -74,11 +74,18 @@ def _wire(app: typer.Typer) -> None:
     wire.register(app)
 
 
+def _config(app: typer.Typer) -> None:
+    from egressd.cli import configuration
+
+    configuration.register(app)
+
+
 VERBS: dict[str, Callable[[typer.Typer], None]] = {
     "run": _run,
     "check": _check,
     "explain": _explain,
     "log": _log,
+    "config": _config,
     "ca": _ca,
     "credentials": _credentials,
     "demo": _demo,

@@ -12,19 +12,38 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any, Literal
 
 from egressd.control.ca import CaPaths
+from egressd.control.config_check import check
+from egressd.control.config_file import (
+    ConfigFile,
+    DnsSection,
+    ExplicitSection,
+    InspectSection,
+    LimitsSection,
+    Section,
+    ServeSection,
+    UpstreamSection,
+)
 from egressd.control.paths import Paths, default_paths
-from egressd.gate.dns.servers import parse_upstream
 from egressd.gate.settings import Settings
 from egressd.gate.via import parse_proxy_url
 from egressd.rulefiles.document import Document, Node
-from egressd.rulefiles.problems import Code, Findings, Place, Problems, quoted
+from egressd.rulefiles.problems import Code, Findings, Place, Problems
 from egressd.rulefiles.shape import fit
-from egressd.rulefiles.yaml import load_model
+from egressd.rulefiles.yaml import parse_model, read_bytes
+
+__all__ = [
+    "STDOUT",
+    "Config",
+    "ConfigError",
+    "LimitsSection",
+    "Origins",
+    "keys",
+    "load_config",
+    "read_config",
+]
 
 PREFIX = "EGRESSD_"
 STDOUT = "-"
@@ -44,82 +63,6 @@ class ConfigError(Exception):
         self.problems = problems
 
 
-type PathText = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]+$")]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class DnsSection(_Section):
-    """How names are answered and asked."""
-
-    upstream: str = Field(default="system", min_length=1)
-    denied: Literal["explain", "nxdomain"] = "explain"
-    answers: Literal["synthetic", "self"] = "synthetic"
-
-
-class ProxyCredentialsSection(_Section):
-    """Where `user:password` for the operator's own proxy lies: in a file, and nowhere else."""
-
-    file: PathText | None = None
-
-
-class ProxySection(_Section):
-    """The operator's own proxy, through which everything leaves, if there is one."""
-
-    url: str | None = Field(default=None, min_length=1)
-    connect: Literal["address", "name"] = "address"
-    credentials: ProxyCredentialsSection = ProxyCredentialsSection()
-
-
-class UpstreamSection(_Section):
-    """How egressd itself meets the outside."""
-
-    ca_bundle: PathText | None = None
-    proxy: ProxySection = ProxySection()
-
-
-class InspectSection(_Section):
-    """What looks at requests besides the rules: files of the site's own addons, in order (addons/README.md)."""
-
-    addons: list[PathText] = Field(default_factory=list)
-
-
-class LimitsSection(_Section):
-    """Limits and deadlines of a worker: seconds, bytes, counts per sandbox.
-
-    What is not given is as `gate.settings` has it.
-    """
-
-    dns_timeout: float | None = Field(default=None, gt=0)
-    dns_names: int | None = Field(default=None, gt=0, le=16_384)
-    dns_queries_per_minute: int | None = Field(default=None, gt=0)
-    first_bytes_timeout: float | None = Field(default=None, gt=0)
-    head_timeout: float | None = Field(default=None, gt=0)
-    head_bytes: int | None = Field(default=None, gt=0)
-    handshake_timeout: float | None = Field(default=None, gt=0)
-    connect_timeout: float | None = Field(default=None, gt=0)
-    idle_timeout: float | None = Field(default=None, gt=0)
-    connections: int | None = Field(default=None, gt=0)
-
-
-class ConfigFile(_Section):
-    """egressd.yaml as it is written; every key may be left out."""
-
-    schema_version: Literal[1] = Field(default=1, alias="schema")
-    rules: PathText | None = None
-    credentials: PathText | None = None
-    ca_dir: PathText | None = None
-    journal: PathText | None = None
-    state_dir: PathText | None = None
-    control_socket: PathText | None = None
-    dns: DnsSection = DnsSection()
-    upstream: UpstreamSection = UpstreamSection()
-    inspect: InspectSection = InspectSection()
-    limits: LimitsSection = LimitsSection()
-
-
 @dataclass(frozen=True, slots=True)
 class Config:
     """What is in force: every path absolute, none of it made or opened; `file` is the one that was read."""
@@ -135,6 +78,13 @@ class Config:
     upstream: UpstreamSection
     inspect: InspectSection
     limits: LimitsSection
+    explicit: ExplicitSection
+    serve: ServeSection
+
+    @property
+    def attach_socket(self) -> Path:
+        """Where `egressd run` hands a daemon its sockets: beside the control socket."""
+        return self.control_socket.with_name(f"{self.control_socket.stem}-attach{self.control_socket.suffix}")
 
     def settings(self) -> Settings:
         """Return what a worker is told."""
@@ -157,6 +107,9 @@ class Config:
     def private_paths(self) -> tuple[Path, ...]:
         """Return what no sandbox may see, the outermost only, whether or not it exists."""
         paths = {self.rules, self.credentials, self.ca.ca, self.state_dir, self.control_socket}
+        paths.add(self.attach_socket)
+        api = self.serve.api
+        paths.update(Path(path) for path in (api.key, api.token.file) if path is not None)
         if isinstance(self.journal, Path):
             paths.add(self.journal)
         if self.file is not None:
@@ -165,6 +118,10 @@ class Config:
         if self.proxy_credentials is not None:
             paths.add(self.proxy_credentials)
         return tuple(sorted(path for path in paths if paths.isdisjoint(path.parents)))
+
+
+type Origins = Mapping[str, str]
+"""Where each key that was given was given: `FILE:LINE`, a variable, or a flag; by its dotted name."""
 
 
 def load_config(
@@ -179,30 +136,62 @@ def load_config(
     `flags` holds keys by their dotted names (`dns.upstream`), None where the flag was not given; `file` is
     `--config`. A file that was named must exist, the default one need not.
     """
+    return read_config(flags, environ, file=file, euid=euid)[0]
+
+
+def read_config(
+    flags: Mapping[str, str | Path | None],
+    environ: Mapping[str, str],
+    *,
+    file: Path | None = None,
+    euid: int | None = None,
+) -> tuple[Config, Origins]:
+    """Return the same, and where each key comes from; what is in no origin holds by default."""
     findings = Findings()
     paths = default_paths(environ, os.geteuid() if euid is None else euid)
     chosen = file if file is not None else _from_environ(environ)
     source = (chosen or paths.config).absolute()
     data: dict[str, Any] = {}
+    origins: dict[str, str] = {}
     read: Path | None = None
     if chosen is not None or source.exists():
         read = source
-        loaded = load_model(source, ConfigFile)
-        if isinstance(loaded, Problems):
-            raise ConfigError(loaded)
-        data = _absolute(loaded.model_dump(by_alias=True, exclude_unset=True), source.parent)
+        data = _read_file(source, origins)
     for key, name, text in _given(flags, environ, findings):
         value = _fitted(key, name, text, findings)
         if value is not None:
             _merge(data, _absolute(value, Path.cwd()))
+            origins[key] = name
     if findings.count:
         raise ConfigError(findings.problems())
     model = ConfigFile.model_validate(data)
-    _check_dns_upstream(model.dns.upstream, str(read or "configuration"), findings)
-    _check_proxy(model.upstream.proxy, str(read or "configuration"), findings)
+    check(model, str(read or "configuration"), findings)
     if findings.count:
         raise ConfigError(findings.problems())
-    return _resolved(model, read, paths)
+    return _resolved(model, read, paths), origins
+
+
+def _read_file(source: Path, origins: dict[str, str]) -> dict[str, Any]:
+    """Return what the file says, its paths absolute, with the place of each key added to `origins`; raises ConfigError."""
+    findings = Findings()
+    content = read_bytes(source, str(source), findings)
+    loaded = parse_model(content, str(source), ConfigFile, findings) if content is not None else None
+    if loaded is None:
+        raise ConfigError(findings.problems())
+    model, document = loaded
+    for key in keys().values():
+        steps = key.split(".")
+        if _said(document.data, steps):
+            origins[key] = f"{source}:{document.key_place(*steps).line}"
+    return _absolute(model.model_dump(by_alias=True, exclude_unset=True), source.parent)
+
+
+def _said(data: Any, steps: list[str]) -> bool:
+    for step in steps:
+        if not isinstance(data, dict) or step not in data:
+            return False
+        data = data[step]
+    return True
 
 
 def keys() -> dict[str, str]:
@@ -210,10 +199,10 @@ def keys() -> dict[str, str]:
     return {_variable(key): key for key in _keys_of(ConfigFile, "")}
 
 
-def _keys_of(model: type[_Section], prefix: str) -> Iterator[str]:
+def _keys_of(model: type[Section], prefix: str) -> Iterator[str]:
     for name, info in model.model_fields.items():
         section = info.annotation
-        if isinstance(section, type) and issubclass(section, _Section):
+        if isinstance(section, type) and issubclass(section, Section):
             yield from _keys_of(section, f"{prefix}{name}.")
         elif name != "schema_version":
             yield prefix + name
@@ -222,9 +211,11 @@ def _keys_of(model: type[_Section], prefix: str) -> Iterator[str]:
 _PATHS = frozenset(
     {"rules", "credentials", "ca_dir", "journal", "state_dir", "control_socket", "upstream.ca_bundle"}
     | {"upstream.proxy.credentials.file"}
+    | {"serve.api.certificate", "serve.api.key", "serve.api.client_ca", "serve.api.token.file"}
 )
 _PATH_LISTS = frozenset({"inspect.addons"})
-"""In a variable they are joined by colons, as in PATH."""
+_LISTS = {**dict.fromkeys(_PATH_LISTS, os.pathsep), "explicit.addresses": ",", "explicit.hops": ","}
+"""How they are joined in a variable: paths as in PATH."""
 
 
 def _variable(key: str) -> str:
@@ -261,8 +252,8 @@ def _check_unknown(name: str, known: Mapping[str, str], findings: Findings) -> N
 def _fitted(key: str, name: str, text: str, findings: Findings) -> dict[str, Any] | None:
     """Return one key's text as the model reads it, nested as in the file, or None with its problem added."""
     steps = key.split(".")
-    if key in _PATH_LISTS:
-        parts = [part for part in text.split(os.pathsep) if part]
+    if key in _LISTS:
+        parts = [part.strip() for part in text.split(_LISTS[key]) if part.strip()]
         node = Node(Place(), items=[Node(Place(), scalar=part) for part in parts])
     else:
         node = Node(Place(), scalar=text if key in _PATHS else _scalar(text))
@@ -304,26 +295,6 @@ def _absolute(data: dict[str, Any], base: Path, prefix: str = "") -> dict[str, A
     return result
 
 
-def _check_dns_upstream(text: str, name: str, findings: Findings) -> None:
-    if text == "system":  # resolv.conf is the worker's to read
-        return
-    try:
-        parse_upstream(text)
-    except ValueError as error:
-        findings.add(name, Place(), Code.BAD_VALUE, f"dns.upstream: {quoted(text)}: {error}")
-
-
-def _check_proxy(proxy: ProxySection, name: str, findings: Findings) -> None:
-    if proxy.url is None:
-        if proxy != ProxySection():
-            findings.add(name, Place(), Code.BAD_VALUE, "upstream.proxy: there is no url")
-        return
-    try:
-        parse_proxy_url(proxy.url, proxy.connect)
-    except ValueError as error:
-        findings.add(name, Place(), Code.BAD_VALUE, f"upstream.proxy.url: {error}")
-
-
 def _resolved(model: ConfigFile, read: Path | None, paths: Paths) -> Config:
     ca = paths.ca
     if model.ca_dir is not None and Path(model.ca_dir) != ca.ca:
@@ -343,4 +314,6 @@ def _resolved(model: ConfigFile, read: Path | None, paths: Paths) -> Config:
         upstream=model.upstream,
         inspect=model.inspect,
         limits=model.limits,
+        explicit=model.explicit,
+        serve=model.serve,
     )

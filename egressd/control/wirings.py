@@ -111,7 +111,7 @@ class Plain:
     answers: Literal["synthetic", "self"] = "synthetic"
     own: tuple[str, ...] = ()
 
-    async def halt(self, why: str) -> None:  # noqa: ARG002 -- as the protocol says
+    async def halt(self, why: str) -> None:
         """Nothing can be kept from sending: it meets closed listeners."""
 
     async def close(self) -> Counted | None:

@@ -231,7 +231,8 @@ def test_every_key_has_its_variable() -> None:
     assert keys()["EGRESSD_CA_DIR"] == "ca_dir"
     assert keys()["EGRESSD_UPSTREAM_PROXY_URL"] == "upstream.proxy.url"
     assert keys()["EGRESSD_UPSTREAM_PROXY_CREDENTIALS_FILE"] == "upstream.proxy.credentials.file"
-    assert len(keys()) == 6 + 3 + 4 + 1 + len(LimitsSection.model_fields)
+    assert keys()["EGRESSD_SERVE_API_TOKEN_FILE"] == "serve.api.token.file"
+    assert len(keys()) == 6 + 3 + 4 + 1 + len(LimitsSection.model_fields) + 7 + 8
 
 
 def test_a_proxy_is_what_file_and_variables_say_together(file: Path) -> None:
@@ -268,6 +269,48 @@ def test_a_list_of_paths_is_joined_by_colons_in_a_variable(file: Path) -> None:
     assert problems(file, "inspect: {addons: one.py}\n")
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param("explicit: {http: 3128}\n", None, id="what holds anyway"),
+        pytest.param("explicit: {http: 3129}\n", "explicit: there are no addresses", id="ports without addresses"),
+        pytest.param("explicit: {addresses: [x]}\n", "explicit: 'x' does not appear", id="no address"),
+        pytest.param("explicit: {addresses: ['::1'], socks: 3128}\n", "two listeners on one port", id="a port twice"),
+        pytest.param("explicit: {addresses: ['::1'], dns: 53}\n", "dns: {answers: self}", id="DNS of another kind"),
+        pytest.param("dns: {answers: self}\nexplicit: {addresses: ['::1'], dns: 53}\n", None, id="DNS"),
+        pytest.param("serve: {health: 'localhost:80'}\n", "serve.health: 'localhost:80'", id="a name"),
+        pytest.param("serve: {health: '::1:80'}\n", "in brackets", id="IPv6 without brackets"),
+        pytest.param("serve: {health: '[::1]:80'}\n", None, id="IPv6"),
+        pytest.param("serve: {health: '127.0.0.1:0'}\n", "between 1 and 65535", id="port 0"),
+        pytest.param("serve: {health: ''}\n", None, id="no health"),
+        pytest.param("serve: {api: {key: k}}\n", "there is no listen", id="an API that listens nowhere"),
+        pytest.param("serve: {api: {listen: '10.0.0.1:1', token: {file: t}}}\n", "without TLS", id="no TLS"),
+        pytest.param("serve: {api: {listen: '10.0.0.1:1', certificate: c, key: k}}\n", "neither is set", id="nobody known"),
+        pytest.param("serve: {api: {listen: '10.0.0.1:1', certificate: c, key: k, client_ca: a}}\n", None, id="mTLS"),
+        pytest.param(
+            "explicit: {addresses: [10.0.0.1]}\nserve: {api: {listen: '10.0.0.1:1', certificate: c, key: k, client_ca: a}}\n",
+            "must be at another address", id="the API where sandboxes are",
+        ),
+        pytest.param(
+            "explicit: {addresses: [0.0.0.0]}\nserve: {api: {listen: '10.0.0.1:1', certificate: c, key: k, client_ca: a}}\n",
+            "must be at another address", id="sandboxes everywhere",
+        ),
+    ],
+)  # fmt: skip
+def test_keys_of_a_daemon_are_held_against_each_other(file: Path, text: str, expected: str | None) -> None:
+    if expected is None:
+        load(file, text)
+    else:
+        [problem] = problems(file, text)
+        assert expected in problem
+
+
+def test_lists_of_addresses_are_joined_by_commas_in_a_variable() -> None:
+    config = load(None, EGRESSD_EXPLICIT_ADDRESSES="172.30.0.2, fd00::2", EGRESSD_SERVE_SANDBOXES="7")
+    assert config.explicit.addresses == ["172.30.0.2", "fd00::2"]
+    assert config.serve.sandboxes == 7
+
+
 def test_private_paths_are_the_outermost_and_hold_no_standard_output(file: Path) -> None:
     text = "state_dir: state\njournal: state/journal.jsonl\nrules: rules\nca_dir: /x/ca\n"
     config = load(file, text, XDG_RUNTIME_DIR="/run/user/1000")
@@ -278,6 +321,7 @@ def test_private_paths_are_the_outermost_and_hold_no_standard_output(file: Path)
         Path("/x/ca"),
         Path("/home/ann/.config/egressd/credentials.yaml"),
         Path("/run/user/1000/egressd/control.sock"),
+        Path("/run/user/1000/egressd/control-attach.sock"),
     }
     assert all(isinstance(path, os.PathLike) for path in load(file, 'journal: "-"\n').private_paths())
 

@@ -1,0 +1,132 @@
+"""egressd.yaml as it is written: every key, what it may hold, and what holds where it is left out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+type PathText = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]+$")]
+
+
+class Section(BaseModel):
+    """A mapping of egressd.yaml: no unknown key, nothing converted."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class DnsSection(Section):
+    """How names are answered and asked."""
+
+    upstream: str = Field(default="system", min_length=1)
+    denied: Literal["explain", "nxdomain"] = "explain"
+    answers: Literal["synthetic", "self"] = "synthetic"
+
+
+class ProxyCredentialsSection(Section):
+    """Where `user:password` for the operator's own proxy lies: in a file, and nowhere else."""
+
+    file: PathText | None = None
+
+
+class ProxySection(Section):
+    """The operator's own proxy, through which everything leaves, if there is one."""
+
+    url: str | None = Field(default=None, min_length=1)
+    connect: Literal["address", "name"] = "address"
+    credentials: ProxyCredentialsSection = ProxyCredentialsSection()
+
+
+class UpstreamSection(Section):
+    """How egressd itself meets the outside."""
+
+    ca_bundle: PathText | None = None
+    proxy: ProxySection = ProxySection()
+
+
+class InspectSection(Section):
+    """What looks at requests besides the rules: files of the site's own addons, in order (addons/README.md)."""
+
+    addons: list[PathText] = Field(default_factory=list)
+
+
+class LimitsSection(Section):
+    """Limits and deadlines of a worker: seconds, bytes, counts per sandbox.
+
+    What is not given is as `gate.settings` has it.
+    """
+
+    dns_timeout: float | None = Field(default=None, gt=0)
+    dns_names: int | None = Field(default=None, gt=0, le=16_384)
+    dns_queries_per_minute: int | None = Field(default=None, gt=0)
+    first_bytes_timeout: float | None = Field(default=None, gt=0)
+    head_timeout: float | None = Field(default=None, gt=0)
+    head_bytes: int | None = Field(default=None, gt=0)
+    handshake_timeout: float | None = Field(default=None, gt=0)
+    connect_timeout: float | None = Field(default=None, gt=0)
+    idle_timeout: float | None = Field(default=None, gt=0)
+    connections: int | None = Field(default=None, gt=0)
+
+
+class ApiTokenSection(Section):
+    """Where the token of the control API's TCP clients lies: in a file that only egressd's uid may read."""
+
+    file: PathText | None = None
+
+
+class ApiSection(Section):
+    """The control API over TCP besides the Unix socket: TLS always; who asks shows a certificate, the token, or both.
+
+    `listen` is ADDRESS:PORT; empty: not over TCP.
+    """
+
+    listen: str = ""
+    certificate: PathText | None = None
+    key: PathText | None = None
+    client_ca: PathText | None = None
+    token: ApiTokenSection = ApiTokenSection()
+
+
+class ServeSection(Section):
+    """The daemon: most sandboxes at a time, seconds that a drain waits for them to end, and where its health is told.
+
+    `health` is ADDRESS:PORT; empty: nowhere.
+    """
+
+    sandboxes: int = Field(default=1_000, gt=0, le=100_000)
+    drain_timeout: float = Field(default=10.0, ge=0, le=86_400)
+    health: str = "127.0.0.1:15021"
+    api: ApiSection = ApiSection()
+
+
+class ExplicitSection(Section):
+    """What sandboxes of the explicit wiring share: egressd's addresses in their network, and its ports there; 0 is none.
+
+    `direct_80` and `direct_443` are listened on for what clients send to those ports; they and `dns` go with `dns.answers: self`.
+    """
+
+    addresses: list[str] = Field(default_factory=list, max_length=64)
+    http: int = Field(default=3128, ge=0, le=65_535)
+    socks: int = Field(default=1080, ge=0, le=65_535)
+    dns: int = Field(default=0, ge=0, le=65_535)
+    direct_80: int = Field(default=0, ge=0, le=65_535)
+    direct_443: int = Field(default=0, ge=0, le=65_535)
+    hops: list[str] = Field(default_factory=list, max_length=64)
+
+
+class ConfigFile(Section):
+    """egressd.yaml as it is written; every key may be left out."""
+
+    schema_version: Literal[1] = Field(default=1, alias="schema")
+    rules: PathText | None = None
+    credentials: PathText | None = None
+    ca_dir: PathText | None = None
+    journal: PathText | None = None
+    state_dir: PathText | None = None
+    control_socket: PathText | None = None
+    dns: DnsSection = DnsSection()
+    upstream: UpstreamSection = UpstreamSection()
+    inspect: InspectSection = InspectSection()
+    limits: LimitsSection = LimitsSection()
+    explicit: ExplicitSection = ExplicitSection()
+    serve: ServeSection = ServeSection()
