@@ -23,8 +23,8 @@ from typing import Final, NamedTuple
 CODED_LEAST: Final = 4
 """Bytes of a secret below which base64 and hexadecimal forms of it would be found everywhere."""
 
-TELLING: Final = 8
-"""Slots of a needle that at the end of a text count as a needle that was cut off: fewer may be there by chance."""
+UNTOLD: Final = 8
+"""Characters of a secret that are too many to be guessed: fewer at its end, and at its beginning, may be told or asked for."""
 
 _STATES: Final = 1024
 """Sets of threads that are kept."""
@@ -45,13 +45,24 @@ class Slot(NamedTuple):
 
     kinds: dict[bytes, int]
     following: dict[bytes, frozenset[int]]
+    longest: int
 
 
 class Needle(NamedTuple):
-    """A row of slots; `tail` is one more that is masked if it follows: the character that holds a secret's last bits."""
+    """A row of slots; `tail` is one more that is masked if it follows: the character that holds a secret's last bits.
+
+    At the end of a text `telling` slots of it or more count as a needle that was cut off.
+    """
 
     slots: tuple[Slot, ...]
+    telling: int
     tail: Slot | None = None
+
+    @property
+    def reach(self) -> int:
+        """The most bytes that it can be spelled in."""
+        slots = self.slots if self.tail is None else (*self.slots, self.tail)
+        return sum(slot.longest for slot in slots)
 
 
 type _Place = tuple[int, int, bytes]
@@ -76,6 +87,8 @@ class Automaton:
         self._needles = tuple(chain.from_iterable(map(needles_of, dict.fromkeys(filter(None, secrets)))))
         self._fresh = tuple(((number, 0, b""), 0) for number in range(len(self._needles)))
         self.start = State(())
+        self.reach = max((needle.reach for needle in self._needles), default=0)
+        """No more bytes than this are ever undecided."""
         self._states: dict[frozenset[tuple[_Place, int]], State] = {}
         self.glance = re.compile(self._heads()) if self._needles else re.compile(rb"(?!)")
         """Finds the next place where a needle may begin, or where the bytes end in what may become one."""
@@ -112,8 +125,11 @@ class Automaton:
         return state
 
     def telling(self, state: State) -> int:
-        """Return how many of the last bytes are so much of a needle that they are not there by chance."""
-        return max((age for (_, index, _), age in state.threads if index >= TELLING), default=0)
+        """Return how many of the last bytes are so much of a needle that they count as one that was cut off."""
+        needles = self._needles
+        return max(
+            (age for (number, index, _), age in state.threads if index >= needles[number].telling), default=0
+        )
 
     def _heads(self) -> bytes:
         """The pattern of `glance`. It begins with literals: then the regular expression engine skips what is none of them."""
@@ -161,16 +177,27 @@ def _in_class(byte: int) -> bytes:
 
 def needles_of(secret: str) -> Iterator[Needle]:
     """Return the needles of one secret."""
-    yield Needle(tuple(map(_letter, secret)))
+    yield _needle(map(_letter, secret), len(secret))
     data = _encoded(secret)
     if len(data) < CODED_LEAST:
         return
     yield from (_base64(data, before) for before in range(3))
-    yield Needle(tuple(map(_digit, data.hex())))
+    yield _needle(map(_digit, data.hex()), len(data))
     wide = secret.encode("utf-16-le", "surrogatepass").rstrip(
         b"\0"
     )  # from its second byte on utf-16-be is the same
-    yield Needle(tuple(map(_byte, wide)))
+    yield _needle(map(_byte, wide), len(secret))
+
+
+def _needle(slots: Iterable[Slot], size: int, tail: Slot | None = None) -> Needle:
+    """A needle of a secret of `size` characters.
+
+    What is masked at the end of a text says that it was right: whoever has a text of their own said back to them could ask for
+    one character after the other, if few of them were enough. So all but the last `UNTOLD` must be there, and `UNTOLD` at least.
+    """
+    row = tuple(slots)
+    least = max(UNTOLD, size - UNTOLD)
+    return Needle(row, -(-len(row) * least // size), tail)
 
 
 def _base64(data: bytes, before: int) -> Needle:
@@ -179,11 +206,11 @@ def _base64(data: bytes, before: int) -> Needle:
     bits = 8 * (before + len(data))
     core = tuple(map(_sextet, text[-(-8 * before // 6) : bits // 6]))
     if not bits % 6:
-        return Needle(core)
+        return _needle(core, len(data))
     unknown = 6 - bits % 6
     known = _BASE64.index(text[bits // 6]) >> unknown
     rest = _BASE64[known << unknown : (known + 1) << unknown]
-    return Needle(core, _spelled("".join(_TWINS.get(char, char) for char in rest)))
+    return _needle(core, len(data), _spelled("".join(_TWINS.get(char, char) for char in rest)))
 
 
 def _encoded(text: str) -> bytes:
@@ -237,7 +264,7 @@ def _made(spellings: Iterable[bytes]) -> Slot:
             following.setdefault(word[:size], set()).add(word[size])
             if size:
                 kinds[word[:size]] = kinds.get(word[:size], 0) | _PARTIAL
-    return Slot(kinds, {read: frozenset(found) for read, found in following.items()})
+    return Slot(kinds, {read: frozenset(found) for read, found in following.items()}, max(map(len, words)))
 
 
 def _spellings(char: str) -> Iterator[bytes]:

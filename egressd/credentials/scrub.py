@@ -2,8 +2,12 @@
 
 The law: the bytes that come out are those that went in, with a `*` for each byte that belongs to a needle (`needles`) found
 anywhere in the whole, and for each byte of the value of a masked JSON member; so every length stays true. Held back is a suffix
-that begins a needle and nothing else. At the end such a suffix is masked if it is too long to be there by chance: a text that was
-cut off would else tell the better part of a secret.
+that begins a needle and nothing else. At the end such a suffix is masked if it is nearly all of a needle: a text that was cut off
+would else tell a secret.
+
+Whoever has an origin say back what they sent must not learn from what comes out whether a guess of a few characters was right,
+or they would find a secret one character after the other. What is held back is such an answer, to be read off the cuts between
+pieces; `SteadyScrubber` cuts where nothing depends on what is in the text.
 """
 
 from __future__ import annotations
@@ -122,6 +126,42 @@ class Scrubber:
                 self.found += last - first
                 untouched = first
         return state, at
+
+
+class SteadyScrubber:
+    """Masks as `Scrubber` does, and cuts what comes out where the text's length and line ends say, whatever else is in it."""
+
+    __slots__ = ("_behind", "_kept", "_lines", "_reach", "_scrubber")
+
+    def __init__(self, mask: Mask, *, lines: bool = False) -> None:
+        """With `lines` everything up to a line end goes on at once, since no needle has one inside; what follows stays behind."""
+        self._scrubber = Scrubber(mask)
+        self._reach = mask.automaton.reach
+        self._lines = lines
+        self._kept = b""  # decided, and not out yet
+        self._behind = 0  # bytes that are not out yet
+
+    @property
+    def found(self) -> int:
+        """Bytes that were masked."""
+        return self._scrubber.found
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what goes on once `data` has come: all but as many bytes as a needle may have."""
+        kept = self._kept + self._scrubber.feed(data)
+        behind = self._behind + len(data)
+        stays = min(behind, self._reach)
+        if self._lines and (line := max(data.rfind(b"\n"), data.rfind(b"\r"))) >= 0:
+            stays = min(stays, len(data) - line - 1)
+        goes = min(behind - stays, len(kept))
+        self._behind = behind - goes
+        self._kept = kept[goes:]
+        return kept[:goes]
+
+    def finish(self) -> bytes:
+        """Return what was held back: the text has ended. The next piece begins a new one."""
+        rest, self._kept, self._behind = self._kept + self._scrubber.finish(), b"", 0
+        return rest
 
 
 class _Members:

@@ -15,8 +15,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from egressd.credentials import needles
-from egressd.credentials.needles import TELLING, Slot, needles_of
-from egressd.credentials.scrub import Mask, Scrubber
+from egressd.credentials.needles import UNTOLD, Slot, needles_of
+from egressd.credentials.scrub import Mask, Scrubber, SteadyScrubber
 
 SECRET = 'sk-Live_9f"3/Zq+&<7\\=%41 é'
 PLAIN = "sk-ant-api03-Zm9vYmFyLXF1eA"
@@ -126,11 +126,33 @@ def test_what_is_no_secret_passes_as_it_is(text: bytes) -> None:
     assert Mask([PLAIN]).whole(text) == text
 
 
-def test_a_text_that_is_cut_off_in_a_secret_tells_at_most_what_may_be_there_by_chance() -> None:
+def test_a_text_that_is_cut_off_in_a_secret_tells_at_most_what_leaves_too_much_to_be_guessed() -> None:
     mask = Mask([PLAIN])
     for size in range(len(PLAIN)):
         text = b"= " + PLAIN[:size].encode()
-        assert mask.whole(text) == (text if size < TELLING else b"= " + b"*" * size)
+        assert mask.whole(text) == (text if len(PLAIN) - size > UNTOLD else b"= " + b"*" * size)
+
+
+GUESSED = (
+    "as it is",
+    "in hexadecimal",
+    "in base64",
+    "in base64, at the second place",
+    "percent-encoded throughout",
+)
+
+
+@pytest.mark.parametrize("form", GUESSED)
+@pytest.mark.parametrize(
+    "secret", [PLAIN, "glpat-Zm9vYmFyLXF1eAo9", "correct-horse1"], ids=["long", "middle", "short"]
+)
+def test_nobody_finds_a_secret_character_by_character(secret: str, form: str) -> None:
+    """The sandbox says a beginning of it and has that said back: before it has as much as nobody guesses, nothing tells."""
+    mask = Mask([secret])
+    for size in range(len(secret)):
+        if size < max(UNTOLD, len(secret) - UNTOLD):
+            text = FORMS[form](secret[:size]).encode().rstrip(b"=")
+            assert mask.whole(text) == text
 
 
 def test_overlapping_and_adjoining_secrets_are_masked_whole() -> None:
@@ -167,13 +189,13 @@ def in_pieces(mask: Mask, pieces: Iterable[bytes]) -> bytes:
 def reference(secret: str, text: bytes) -> bytes:
     """The law itself, without an automaton: each place, each needle, each spelling."""
     hidden = bytearray(len(text))
-    for slots, tail in needles_of(secret):
+    for slots, telling, tail in needles_of(secret):
         words = [spellings_of(slot) for slot in slots]
         tails = spellings_of(tail) if tail is not None else []
         for begin in range(len(text)):
             places = {begin}
             for index, choice in enumerate(words):
-                if index >= TELLING and any(_is_cut(text[place:], choice) for place in places):
+                if index >= telling and any(_is_cut(text[place:], choice) for place in places):
                     hidden[begin:] = b"\1" * (len(text) - begin)
                 places = {
                     place + len(word) for place in places for word in choice if text.startswith(word, place)
@@ -182,7 +204,7 @@ def reference(secret: str, text: bytes) -> bytes:
                 ends = [place + len(word) for word in tails if text.startswith(word, place)]
                 last = max(ends, default=place)
                 hidden[begin:last] = b"\1" * (last - begin)
-                if tails and len(words) >= TELLING and text[place:] and _is_cut(text[place:], tails):
+                if tails and len(words) >= telling and text[place:] and _is_cut(text[place:], tails):
                     hidden[begin:] = b"\1" * (len(text) - begin)
     return bytes(0x2A if mark else byte for mark, byte in zip(hidden, text, strict=True))
 
@@ -278,6 +300,39 @@ def _begins(rest: bytes, slots: tuple[Slot, ...]) -> bool:
             return True
         places = {place + len(word) for place in places for word in words if rest.startswith(word, place)}
     return False
+
+
+@given(cases(), st.booleans())
+@settings(max_examples=150)
+def test_steady_cuts_tell_the_length_and_the_line_ends_and_no_more(
+    case: tuple[str, bytes, list[int]], lines: bool
+) -> None:
+    secret, text, places = case
+    if (
+        "\n" in secret or "\r" in secret or not secret.isascii()
+    ):  # no secret is such, or begins a line in UTF-16
+        return
+    mask = Mask([secret])
+    pieces = cut(text, places)
+    blank = [bytes(byte if byte in b"\r\n" else 0x20 for byte in piece) for piece in pieces]
+    said, silent = SteadyScrubber(mask, lines=lines), SteadyScrubber(mask, lines=lines)
+    out = [said.feed(piece) for piece in pieces]
+    assert [len(piece) for piece in out] == [len(silent.feed(piece)) for piece in blank]
+    assert b"".join([*out, said.finish()]) == mask.whole(text)
+
+
+def test_a_steady_line_passes_at_once() -> None:
+    scrubber = SteadyScrubber(Mask([PLAIN]), lines=True)
+    for line in (b'data: {"delta": "s"}\n\n', b"x\r", PLAIN[:-1].encode() + b"\n"):
+        assert scrubber.feed(line) == line
+    assert scrubber.feed(b"sk-ant") == b""
+    assert scrubber.feed(b"x" * 1000) != b""
+
+
+def test_what_a_steady_scrubber_keeps_is_as_much_as_a_needle_may_have() -> None:
+    for secret in (PLAIN, "s", "x" * 16384):
+        scrubber = SteadyScrubber(Mask([secret]))
+        assert len(scrubber.feed(b"." * 1_000_000)) >= 1_000_000 - 16 * max(len(secret), 4)
 
 
 def test_an_event_that_ends_in_no_beginning_passes_at_once() -> None:

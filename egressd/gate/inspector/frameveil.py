@@ -2,14 +2,15 @@
 
 Frames were checked before (`websocket.FrameCheck`) and have no extensions. A message that did not come whole in one piece is told
 in fragments of our own (RFC 6455 §5.4 lets whoever stands between do so where nothing is negotiated): what is held back of it
-stops no ping then, and every piece that is written is whole frames.
+stops no ping then, and every piece that is written is whole frames. As much of it as could be a secret's beginning always waits
+for its end, so that the cuts don't tell whether it is one.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from egressd.credentials.scrub import Scrubber
+from egressd.credentials.scrub import SteadyScrubber
 from egressd.gate.inspector.veil import Veil
 
 _FINAL: Final = 0x80
@@ -26,7 +27,7 @@ class FrameVeil:
     def __init__(self, veil: Veil) -> None:
         """The first frame comes next; `veil` is that of the upgrade."""
         self._veil = veil
-        self._scrubber = Scrubber(veil.mask)
+        self._scrubber = SteadyScrubber(veil.mask)
         self._head = bytearray()
         self._left = -1  # bytes of a payload still to come; -1 between frames
         self._opcode = 0  # of the frame, with its final bit
@@ -74,7 +75,7 @@ class FrameVeil:
         elif self._opcode & _FINAL:
             self._said += self._scrubber.finish()
             self._veil.note(self._scrubber.found)
-            self._scrubber = Scrubber(self._veil.mask)
+            self._scrubber = SteadyScrubber(self._veil.mask)
             self._speak(out, final=True)
             self._message = 0
 

@@ -9,6 +9,10 @@ are true of the coded bytes alone are dropped; a strong ETag becomes a weak one 
 every byte; a weak one still finds its match in If-None-Match, which compares weakly, and no longer in If-Match and If-Range,
 which must not match). A body that was only masked keeps its length, and its ETag: S3 wants those of uploads back as they are,
 and what strong ones are for, joining ranges, is what `range` is off for.
+
+A body whose length was declared is nobody's live stream, and of lines and structures nobody reads less than all: of these so much
+stays behind always as could be a secret's beginning, and no cut tells whether it was. Other streams are not held back without
+need, so their pauses can tell: docs/limits.md.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from typing import Final
 
 from mitmproxy import http
 
-from egressd.credentials.scrub import Mask, Scrubber
+from egressd.credentials.scrub import Mask, Scrubber, SteadyScrubber
 from egressd.gate.inspector.body import Broken
 from egressd.gate.inspector.head import Field
 from egressd.gate.inspector.inflate import Inflater, coding_of
@@ -39,6 +43,14 @@ _CODED_ONLY: Final = frozenset(
 )
 _CODED_ONLY_PREFIX: Final = b"x-amz-checksum-"
 
+_BY_LINE: Final = frozenset(
+    {"text/event-stream", "text/html", "text/xml", "text/csv", "application/json", "application/xml"}
+    | {"application/x-ndjson", "application/ndjson", "application/jsonl", "application/json-seq"}
+    | {"application/jsonlines", "application/x-jsonlines", "application/stream+json"}
+)
+"""Types of which nobody waits for less than a line; and those that end in these: a structure is read when it is whole."""
+_BY_LINE_ENDINGS: Final = ("+json", "+xml")
+
 
 class Veil:
     """Masks one response."""
@@ -49,7 +61,7 @@ class Veil:
         """`mask` is that of the exchange's lease."""
         self.mask = mask
         self._texts = 0  # bytes masked outside the body
-        self._scrubber = Scrubber(mask)
+        self._scrubber: Scrubber | SteadyScrubber = Scrubber(mask)
         self._inflater: Inflater | None = None
 
     @property
@@ -67,6 +79,9 @@ class Veil:
         fields, status = response.headers.fields, response.status_code
         coding = coding_of(value for name, value in fields if name.lower() == b"content-encoding")
         bodiless = method == "HEAD" or status in (204, 304)
+        by_line = _is_by_line(response.headers.get("content-type", ""))
+        if by_line or "content-length" in response.headers:
+            self._scrubber = SteadyScrubber(self.mask, lines=by_line)
         if not bodiless:
             if isinstance(coding, Broken):
                 return coding.detail
@@ -117,6 +132,11 @@ class Veil:
             yield problem
         elif rest := self._scrubber.finish():
             yield rest
+
+
+def _is_by_line(content_type: str) -> bool:
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind in _BY_LINE or kind.endswith(_BY_LINE_ENDINGS)
 
 
 def _is_coded_only(lower: bytes) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import itertools
+import re
 import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -337,9 +338,42 @@ def test_a_masker_that_fails_ends_the_answer_and_passes_nothing(where: str) -> N
 def test_what_is_held_back_is_lost_when_the_origin_breaks_off() -> None:
     async def test() -> None:
         async with scene_of() as scene:
-            got = await told(scene, HEAD + b"Content-Length: 99\r\n\r\n<" + S[:-1])
-            assert got == HEAD + b"Content-Length: 99\r\n\r\n<"
+            got = await told(scene, HEAD + b"Content-Length: 9999\r\n\r\n" + b"x" * 2000 + S[:-1])
+            assert re.fullmatch(HEAD + b"Content-Length: 9999\r\n\r\nx+", got)
             assert scene.records.ends() == ["upstream_closed"]
+
+    run(test())
+
+
+GUESSES = {
+    "a length": (b"Content-Length: 5000\r\n", b""),
+    "a length and JSON": (b"Content-Length: 5000\r\nContent-Type: application/json\r\n", b""),
+    "JSON in chunks": (b"Transfer-Encoding: chunked\r\nContent-Type: application/json; v=1\r\n", b"1388\r\n"),
+    "a problem in chunks": (
+        b"Transfer-Encoding: chunked\r\nContent-Type: application/problem+json\r\n",
+        b"1388\r\n",
+    ),
+    "HTML in chunks": (b"Transfer-Encoding: chunked\r\nContent-Type: Text/HTML\r\n", b"1388\r\n"),
+}
+
+
+@pytest.mark.parametrize(("fields", "size"), GUESSES.values(), ids=GUESSES)
+def test_no_cut_of_what_streams_tells_whether_a_guess_was_right(fields: bytes, size: bytes) -> None:
+    """The sandbox has its own guesses said back, cut where a piece ends: all answers look alike."""
+
+    async def cut_at(guess: bytes) -> list[int]:
+        async with scene_of() as scene:
+            await scene.says(request())
+            await scene.origin_says(HEAD + fields + b"\r\n" + size)
+            return [
+                len(await scene.origin_says(piece))
+                for piece in (b"x" * (2000 - len(guess)) + guess, b"y" * 1000, b"z\n" + guess, b"y" * 500)
+            ]
+
+    async def test() -> None:
+        wrong = await cut_at(b"#" * 8)
+        for length in (1, 2, 8, len(S) - 1):
+            assert await cut_at(S[:length]) == (wrong if length == 8 else await cut_at(b"#" * length))
 
     run(test())
 

@@ -100,6 +100,25 @@ def test_frames_of_an_origin_are_masked_however_they_are_cut(
     run(test())
 
 
+def test_no_cut_of_a_message_tells_whether_a_guess_was_right() -> None:
+    async def cut_at(guess: bytes) -> list[int]:
+        async with scene_of() as scene:
+            await open_websocket(scene)
+            said = (
+                down(1, b"x" * 2000 + guess, final=False),
+                down(9, b"?"),
+                down(0, guess, final=False),
+                down(0, b"y"),
+            )
+            return [len(await scene.origin_says(piece)) for piece in said]
+
+    async def test() -> None:
+        for length in (1, 2, 8):
+            assert await cut_at(S[:length]) == await cut_at(b"#" * length)
+
+    run(test())
+
+
 def test_whole_messages_pass_as_one_frame_and_the_clients_own_as_they_are() -> None:
     async def test() -> None:
         async with scene_of() as scene:

@@ -199,6 +199,27 @@ def test_a_masker_that_fails_ends_the_stream_and_passes_nothing(where: str) -> N
     run(test())
 
 
+def test_no_cut_of_what_streams_tells_whether_a_guess_was_right() -> None:
+    async def cut_at(guess: bytes, fields: list[tuple[bytes, bytes]]) -> list[int]:
+        sizes = []
+        async with scene_of() as scene:
+            stream = scene.client.asks("GET", "/")
+            await scene.settle()
+            scene.origin.h2.send_headers(stream, [(b":status", b"200"), *fields])
+            for piece in (b"x" * 2000 + guess, b"y" * 1000, b"z" + guess):
+                scene.origin.h2.send_data(stream, piece)
+                await scene.settle()
+                sizes.append(len(scene.client.heard[stream].body))
+        return sizes
+
+    async def test() -> None:
+        for fields in ([(b"content-length", b"9999")], [(b"content-type", b"application/json")]):
+            for length in (1, 2, 8):
+                assert await cut_at(S[:length], fields) == await cut_at(b"#" * length, fields)
+
+    run(test())
+
+
 def test_streams_do_not_share_what_they_hold_back() -> None:
     async def test() -> None:
         async with scene_of() as scene:
