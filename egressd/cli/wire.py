@@ -19,6 +19,7 @@ def register(app: typer.Typer) -> None:
     """Add the verb with its own verbs."""
     wire = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
     wire.command("sidecar", help="In a network namespace that egressd shares with its sandbox.")(sidecar)
+    wire.command("gateway", help="On an interface or bridge of this host with sandboxes behind it.")(gateway)
     app.add_typer(wire, name="wire", help="Packet rules that lead everything to egressd.")
 
 
@@ -49,6 +50,31 @@ def sidecar(
             wiring.wire(uid)
             if command:
                 wiring.become(uid, command)
+
+
+def gateway(
+    interface: Annotated[
+        str, typer.Option(metavar="IF", help="The interface or bridge; every host behind it is a sandbox.")
+    ],
+    undo: Undo = False,
+    check: Check = False,
+) -> None:
+    """Lead what comes in by this interface to egressd, refuse the rest, and see that it is so.
+
+    The daemon binds the sources that are let in at all.
+    """
+    from egressd.wiring.gateway import Gateway
+
+    _one_of(undo, check)
+    with _complaining():
+        there = Gateway(interface)
+        if undo:
+            there.undo()
+        elif check:
+            _judge(there.check())
+        else:
+            for note in there.wire():
+                print(f"egressd: {note}", file=sys.stderr)
 
 
 def _one_of(*wanted: bool) -> None:

@@ -45,7 +45,7 @@ class SandboxState:
 
     `pairs` are the synthetic names in the order they were given; `levels` what its worker told of its limits' buckets: what is
     left, and when (monotonic seconds) it was told; `placeholders` what it holds in the place of keys, by credential.
-    `token` (the SHA-256 of its proxy token, hex), `source`, `answers` and `own` as in `messages.Serve`.
+    `token` (the SHA-256 of its proxy token, hex), `source`, `interface`, `answers` and `own` as in `messages.Serve`.
     """
 
     id: str
@@ -55,6 +55,7 @@ class SandboxState:
     traceparent: str | None = None
     token: str | None = None
     source: str | None = None
+    interface: str = ""
     answers: Literal["synthetic", "self"] = "synthetic"
     own: tuple[str, ...] = ()
     pairs: dict[str, str] = field(default_factory=dict)

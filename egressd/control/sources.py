@@ -36,24 +36,28 @@ def proxy_url(sandbox: str, token: str, host: str, port: int, *, scheme: str = "
 
 @dataclass(slots=True)
 class SharedListeners:
-    """Listeners that a worker's sandboxes share; control keeps the sockets, so that the next worker gets them."""
+    """Listeners that a worker's sandboxes share; control keeps the sockets, so that the next worker gets them.
+
+    `interface` as in `messages.Share`.
+    """
 
     id: str
     listeners: Sequence[SandboxListener]
+    interface: str = ""
 
 
 class Sources:
-    """Which sandbox each source address belongs to."""
+    """Which sandbox each source address belongs to, at each interface."""
 
     def __init__(self) -> None:
         """No source is anybody's."""
-        self._owners: dict[str, str] = {}
+        self._owners: dict[tuple[str, str], str] = {}
 
-    def claim(self, sandbox: str, source: str) -> bool:
+    def claim(self, sandbox: str, source: str, interface: str = "") -> bool:
         """Give a source to a sandbox; False where another has it. Raises ValueError for what is no address in normal form."""
         if normal_source(source) != source:
             raise ValueError("a source in another spelling")
-        return self._owners.setdefault(source, sandbox) == sandbox
+        return self._owners.setdefault((interface, source), sandbox) == sandbox
 
     def release(self, sandbox: str) -> None:
         """Take every source back from a sandbox that is gone."""

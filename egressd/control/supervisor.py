@@ -152,7 +152,8 @@ class Supervisor:
 
         Raises WorkerFailed, and ValueError where its source is another's.
         """
-        if sandbox.source is not None and not self._sources.claim(sandbox.id, sandbox.source):
+        source, interface = sandbox.source, sandbox.interface
+        if source is not None and not self._sources.claim(sandbox.id, source, interface):
             raise ValueError(f"{sandbox.source} is the source of another sandbox")
         self._sandboxes[sandbox.id] = sandbox
         self._records.begin(sandbox.id)
@@ -323,6 +324,7 @@ class Supervisor:
             placeholders=sandbox.placeholders,
             token=sandbox.token,
             source=sandbox.source,
+            interface=sandbox.interface,
             answers=sandbox.answers,
             own=sandbox.own,
         )
@@ -337,7 +339,7 @@ class Supervisor:
         specs = tuple(listener.spec for listener in shared.listeners)
         with contextlib.suppress(ChannelBroken):  # as above
             worker.channel.send(
-                Share(share=shared.id, listeners=specs),
+                Share(share=shared.id, interface=shared.interface, listeners=specs),
                 [listener.socket.fileno() for listener in shared.listeners],
             )
 
@@ -450,7 +452,8 @@ class Supervisor:
         """Keep a source as a sandbox's, once and for as long as it lives."""
         sandbox = self._sandboxes.get(message.sandbox)
         ok = sandbox is not None and sandbox.source in (None, message.source)
-        ok = ok and self._sources.claim(message.sandbox, message.source)
+        interface = sandbox.interface if sandbox is not None else ""
+        ok = ok and self._sources.claim(message.sandbox, message.source, interface)
         if ok and sandbox is not None and sandbox.source is None:
             sandbox.source = message.source
             self._records.note("sandbox", sandbox, "bound to its source")

@@ -62,8 +62,9 @@ class Serve(_Message):
     """Control → worker: carry this sandbox. Descriptors: policy, synthetic pairs, levels, then one per listener in order.
 
     `token` is the SHA-256 of its proxy token in hex, `source` the address that it is bound to: by these it is known at shared
-    listeners. `answers` says what an allowed name leads to: an address of its own, or egressd's. The latter is `own`, or where
-    that is empty the address that the query was sent to. `placeholders` are its dummies by credential.
+    listeners, at those of the same `interface`. `answers` says what an allowed name leads to: an address of its own, or
+    egressd's. The latter is `own`, or where that is empty the address that the query was sent to. `placeholders` are its dummies by
+    credential.
     """
 
     type: Literal["serve"] = "serve"
@@ -73,16 +74,21 @@ class Serve(_Message):
     listeners: tuple[ListenerSpec, ...]
     token: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     source: str | None = None
+    interface: str = ""
     answers: Literal["synthetic", "self"] = "synthetic"
     own: tuple[str, ...] = ()
     placeholders: dict[str, str] = Field(default_factory=dict)
 
 
 class Share(_Message):
-    """Control → worker: serve these listeners for every sandbox that proves itself there. Descriptors: one per listener."""
+    """Control → worker: serve these listeners for every sandbox that proves itself there. Descriptors: one per listener.
+
+    They hear `interface` alone, if it is not empty: the same address means another sandbox at each interface.
+    """
 
     type: Literal["share"] = "share"
     share: str
+    interface: str = ""
     listeners: tuple[ListenerSpec, ...]
 
 

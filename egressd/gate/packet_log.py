@@ -1,4 +1,4 @@
-"""The packet log of one sandbox: what its firewall dropped, as records, repeats counted (law 8).
+"""The packet log: what a sandbox's firewall dropped, as records, repeats counted (law 8).
 
 The first packet of a kind is written at once; the same again within `WINDOW` seconds is counted and written when the window
 closes.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import ip_address
 
@@ -17,9 +18,10 @@ from egressd.gate.dns.gatekeeper import EXPLAIN
 from egressd.gate.packets import DroppedPacket, Malformed, overran, parse_nflog
 from egressd.gate.recorder import Recorder
 from egressd.gate.sandbox import Sandbox
+from egressd.gate.strangers import Strangers, Stray
 from egressd.journal.record import Record, new_id
 from egressd.policy.addresses import classify
-from egressd.policy.attempt import Name
+from egressd.policy.attempt import Address, Name
 from egressd.policy.names import format_name
 from egressd.policy.reasons import Reason
 
@@ -42,6 +44,9 @@ _PROTOCOLS = {
 }
 """Assigned Internet Protocol Numbers (IANA) that a sandbox is likely to try; others are written as their number."""
 
+FORGED = "egressd-source"
+"""The prefix of packets whose source does not belong where they came from (`wiring.gateway_rules.SOURCE_PREFIX`)."""
+
 type _Kind = tuple[int, str, int | None]
 
 
@@ -51,29 +56,28 @@ class _Count:
     seen: int
 
 
-class PacketLog:
-    """Reads a sandbox's NFLOG socket on the running loop and writes records; `close` flushes what is counted."""
+class _Reader:
+    """Reads an NFLOG socket, already bound to its group, on the running loop; owns it until `close`."""
 
-    def __init__(self, sock: socket.socket, sandbox: Sandbox, recorder: Recorder) -> None:
-        """Take over the netlink socket, already bound to its group."""
+    def __init__(self, sock: socket.socket, take: Callable[[DroppedPacket], None]) -> None:
         self._sock = sock
-        self._sandbox = sandbox
-        self._recorder = recorder
+        self._take = take
         self._loop = asyncio.get_running_loop()
-        self._counts: dict[_Kind, _Count] = {}
-        self._timer: asyncio.TimerHandle | None = None
         self.overruns = 0
         sock.setblocking(False)
         self._loop.add_reader(sock, self._readable)
 
     def close(self) -> None:
-        """Read what the kernel still holds, write every count, close the socket."""
+        """Read what the kernel still holds, close the socket."""
+        self.drain()
+        self._loop.remove_reader(self._sock)
+        self._sock.close()
+
+    def drain(self) -> None:
+        """Read what the kernel holds now."""
         for _ in range(_LAST_BURSTS):
             if not self._readable():
                 break
-        self._loop.remove_reader(self._sock)
-        self._sock.close()
-        self._flush()
 
     def _readable(self) -> bool:
         """Take what the kernel holds; returns whether there may be more."""
@@ -89,10 +93,22 @@ class PacketLog:
             if isinstance(packets, Malformed):
                 packets = (DroppedPacket(0, 0, "", "", None, None, None, None, None, packets.size, ""),)
             for packet in packets:
-                self._count(packet)
+                self._take(packet)
         return True
 
-    def _count(self, packet: DroppedPacket) -> None:
+
+class PacketCounts:
+    """What was refused of one sandbox's packets: counts them and writes the records."""
+
+    def __init__(self, sandbox: Sandbox, recorder: Recorder) -> None:
+        """Nothing was refused yet."""
+        self._sandbox = sandbox
+        self._recorder = recorder
+        self._counts: dict[_Kind, _Count] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def take(self, packet: DroppedPacket) -> None:
+        """Write down or count one packet."""
         kind: _Kind = (packet.protocol, packet.destination, packet.destination_port)
         if kind not in self._counts and len(self._counts) >= KINDS:
             kind = (packet.protocol, "", None)
@@ -102,9 +118,10 @@ class PacketLog:
         count = self._counts[kind] = _Count(new_id(), 0)
         self._write(kind, count.attempt_id, 1)
         if self._timer is None:
-            self._timer = self._loop.call_later(WINDOW, self._flush)
+            self._timer = asyncio.get_running_loop().call_later(WINDOW, self.flush)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write every count now."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -151,3 +168,55 @@ class PacketLog:
                 count=packets,
             )
         )
+
+
+class PacketLog:
+    """The packet log of a sandbox that has one of its own; `close` writes what is counted."""
+
+    def __init__(self, sock: socket.socket, counts: PacketCounts) -> None:
+        """Take over the netlink socket, already bound to its group."""
+        self._counts = counts
+        self._reader = _Reader(sock, counts.take)
+
+    def close(self) -> None:
+        """Read what the kernel still holds, write every count, close the socket."""
+        self._reader.close()
+        self._counts.flush()
+
+
+class SharedPacketLog:
+    """The packet log of an interface with many sandboxes behind it: each packet is its source's, or nobody's.
+
+    Nobody's is also what had a source that did not belong where it came from: whoever sent it, it was not that sandbox.
+    """
+
+    def __init__(
+        self, sock: socket.socket, find: Callable[[Address], PacketCounts | None], strangers: Strangers
+    ) -> None:
+        """Take over the netlink socket, already bound to its group."""
+        self._find = find
+        self._strangers = strangers
+        self._reader = _Reader(sock, self._take)
+
+    def drain(self) -> None:
+        """Read what the kernel holds now: what comes later is not that of a sandbox that has left by then."""
+        self._reader.drain()
+
+    def close(self) -> None:
+        """Read what the kernel still holds, close the socket."""
+        self._reader.close()
+
+    def _take(self, packet: DroppedPacket) -> None:
+        try:
+            source = ip_address(packet.source)
+        except ValueError:  # no IP header that could be read
+            self._strangers.note(Stray("packet", "nflog", Reason.UNKNOWN_SANDBOX))
+            return
+        counts = self._find(source)
+        if packet.prefix == FORGED:
+            reason = Reason.UNKNOWN_SANDBOX if counts is None else Reason.SPOOFED_SOURCE
+            self._strangers.note(Stray("packet", "nflog", reason, source))
+        elif counts is None:
+            self._strangers.note(Stray("packet", "nflog", Reason.UNKNOWN_SANDBOX, source))
+        else:
+            counts.take(packet)

@@ -1,6 +1,7 @@
 """Listeners that many sandboxes share, in one worker: who may come by them, and where each connection goes.
 
-The sandboxes are those of this worker alone; a token of another worker's sandbox is a stranger's here.
+The sandboxes are those of this worker alone; a token of another worker's sandbox is a stranger's here. Listeners of one interface
+know the sandboxes behind that interface and no others, so that an address is worth nothing at another one.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from egressd.gate.door.lobby import Lobby
 from egressd.gate.door.splice import reset_on_close
 from egressd.gate.door.tokens import Register, read_address
 from egressd.gate.messages import Claim, Claimed, ListenerSpec, Serve, Share
+from egressd.gate.packet_log import PacketCounts, SharedPacketLog
 from egressd.gate.strangers import Strangers, Stray
 from egressd.policy.attempt import Address
 from egressd.policy.reasons import Reason
@@ -33,6 +35,7 @@ class Tenancy(Protocol):
     """What a sandbox of this worker is to its shared listeners."""
 
     dns: DnsServer | None
+    packets: PacketCounts
 
     async def visit(self, client: socket.socket, entrance: Entrance) -> None:
         """Carry a connection to its end."""
@@ -45,12 +48,14 @@ class Sharing:
         self, services: Services, tenant_of: Callable[[str], Tenancy | None], send: Callable[[Claim], None]
     ) -> None:
         """Nothing is shared before `share`, and nobody known before `enter`."""
-        self._register = Register()
+        self._registers: dict[str, Register] = {}
+        self._interfaces: dict[str, str] = {}
         self._tenant_of = tenant_of
         self._send = send
         self._settings = services.settings
         self._strangers = Strangers(services.recorder)
         self._shares: dict[str, tuple[Lobby, list[Callable[[], None]]]] = {}
+        self._packet_logs: dict[str, SharedPacketLog] = {}
         self._claims: dict[int, asyncio.Future[bool]] = {}
         self._claim_number = 0
 
@@ -59,21 +64,31 @@ class Sharing:
         token = bytes.fromhex(message.token) if message.token is not None else None
         source = read_address(message.source) if message.source is not None else None
         if token is not None or source is not None:
-            self._register.enter(message.sandbox, token, source)
+            self._register(message.interface).enter(message.sandbox, token, source)
+            self._interfaces[message.sandbox] = message.interface
 
     def leave(self, sandbox: str) -> None:
         """Know it no longer: its token and its source are a stranger's."""
-        self._register.leave(sandbox)
+        interface = self._interfaces.pop(sandbox, None)
+        if interface is None:
+            return
+        if interface in self._packet_logs:  # what it has sent so far is still its own
+            self._packet_logs[interface].drain()
+        self._register(interface).leave(sandbox)
+
+    def _register(self, interface: str) -> Register:
+        return self._registers.setdefault(interface, Register())
 
     def share(self, message: Share, sockets: Sequence[socket.socket]) -> None:
         """Serve these listeners, which are closed by `unshare`; raises ValueError."""
         if message.share in self._shares:
             raise ValueError("shared already")
-        lobby = Lobby(self._settings, self._register, self._strangers, self._claim, self._admit)
+        register = self._register(message.interface)
+        lobby = Lobby(self._settings, register, self._strangers, self._claim, self._admit)
         closers: list[Callable[[], None]] = []
         self._shares[message.share] = lobby, closers
         for spec, sock in zip(message.listeners, sockets, strict=True):
-            closers.append(self._listen(spec, sock, lobby))
+            closers.append(self._listen(spec, sock, lobby, message.interface))
 
     async def unshare(self, share: str) -> None:
         """Close the listeners of a share; who is in its lobby must leave, who was known goes on."""
@@ -85,25 +100,44 @@ class Sharing:
             await lobby.close()
         self._strangers.flush()
 
-    def _listen(self, spec: ListenerSpec, sock: socket.socket, lobby: Lobby) -> Callable[[], None]:
+    def _listen(
+        self, spec: ListenerSpec, sock: socket.socket, lobby: Lobby, interface: str
+    ) -> Callable[[], None]:
         hops = read_networks(spec.hops)
+
+        def resolver_of(source: Address) -> DnsServer | None:
+            tenant = self._tenant_at(interface, source)
+            return tenant.dns if tenant is not None else None
+
+        async def carry_dns(client: socket.socket) -> None:
+            carry_shared(client, resolver_of, self._strangers)
+
         match spec.kind:
             case "dns-udp":
-                return SharedResolver(sock, self._resolver_of, self._strangers).close
+                return SharedResolver(sock, resolver_of, self._strangers).close
             case "dns-tcp":
-                return Acceptor(sock, self._carry_dns).close
-            case "explicit" | "socks" | "direct" as way:
+                return Acceptor(sock, carry_dns).close
+            case "nflog":
+                return self._log_packets(sock, interface)
+            case way:
                 return Acceptor(sock, lambda client: lobby.receive(client, way, spec.port, hops)).close
-            case _:
-                raise ValueError(f"a listener of kind {spec.kind} cannot be shared")
 
-    async def _carry_dns(self, client: socket.socket) -> None:
-        carry_shared(client, self._resolver_of, self._strangers)
+    def _log_packets(self, sock: socket.socket, interface: str) -> Callable[[], None]:
+        def counts_of(source: Address) -> PacketCounts | None:
+            tenant = self._tenant_at(interface, source)
+            return tenant.packets if tenant is not None else None
 
-    def _resolver_of(self, source: Address) -> DnsServer | None:
-        owner = self._register.owner(source)
-        tenant = self._tenant_of(owner) if owner is not None else None
-        return tenant.dns if tenant is not None else None
+        log = self._packet_logs[interface] = SharedPacketLog(sock, counts_of, self._strangers)
+
+        def close() -> None:
+            del self._packet_logs[interface]
+            log.close()
+
+        return close
+
+    def _tenant_at(self, interface: str, source: Address) -> Tenancy | None:
+        owner = self._register(interface).owner(source)
+        return self._tenant_of(owner) if owner is not None else None
 
     async def _admit(self, sandbox: str, client: socket.socket, entrance: Entrance) -> None:
         tenant = self._tenant_of(sandbox)

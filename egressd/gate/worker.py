@@ -74,7 +74,7 @@ from egressd.gate.messages import (
     Unshare,
     Written,
 )
-from egressd.gate.packet_log import PacketLog
+from egressd.gate.packet_log import PacketCounts, PacketLog
 from egressd.gate.reporting import ChannelRecorder
 from egressd.gate.sandbox import Sandbox
 from egressd.gate.sharing import Sharing as SharedListeners
@@ -103,7 +103,8 @@ class _Tenant:
         folding = Folding(services.recorder)
         self.services = dataclasses.replace(services, recorder=Remembering(folding, sandbox.denials))
         self.dns: DnsServer | None = None
-        self.closers: list[Callable[[], None]] = [folding.close]
+        self.packets = PacketCounts(sandbox, self.services.recorder)
+        self.closers: list[Callable[[], None]] = [folding.close, self.packets.flush]
         self.visits: set[asyncio.Task[None]] = set()
         self.timer: asyncio.TimerHandle | None = None
 
@@ -259,7 +260,7 @@ class Worker:
         elif spec.kind == "dns-tcp":
             tenant.dns.serve_tcp(sock)
         elif spec.kind == "nflog":
-            tenant.closers.append(PacketLog(sock, tenant.sandbox, tenant.services.recorder).close)
+            tenant.closers.append(PacketLog(sock, tenant.packets).close)
         else:
             entrance = Entrance(spec.kind, spec.port, hops=read_networks(spec.hops))
             acceptor = Acceptor(sock, lambda client: tenant.visit(client, entrance))

@@ -111,6 +111,7 @@ class Reason(StrEnum):
     UNKNOWN_SANDBOX = "unknown_sandbox"
     BAD_PROXY_TOKEN = "bad_proxy_token"  # noqa: S105 -- the name of a reason
     TOKEN_SOURCE_MISMATCH = "token_source_mismatch"  # noqa: S105 -- the name of a reason
+    SPOOFED_SOURCE = "spoofed_source"
     BAD_HOP = "bad_hop"
     AUDIT_UNAVAILABLE = "audit_unavailable"
     INTERNAL_ERROR = "internal_error"
@@ -308,6 +309,10 @@ WORDS: dict[Reason, Words] = {
     Reason.TOKEN_SOURCE_MISMATCH: Words(
         "these proxy credentials belong to another source address",
         "Each sandbox uses its own, from where it first did; tell the operator.",
+    ),
+    Reason.SPOOFED_SOURCE: Words(
+        "this came with the source address of another sandbox",
+        "Use the address that was given to this sandbox; tell the operator.",
     ),
     Reason.BAD_HOP: Words(
         "the PROXY protocol header is missing, malformed or from nobody who may send one", "", 400

@@ -20,6 +20,16 @@ def test_a_source_belongs_to_one_sandbox_until_that_is_gone() -> None:
     assert sources.claim("sbx-b", "172.30.0.3")
 
 
+def test_the_same_address_at_another_interface_is_another_source() -> None:
+    sources = Sources()
+    assert sources.claim("sbx-a", "10.90.0.5", "br0")
+    assert sources.claim("sbx-b", "10.90.0.5", "br1")
+    assert not sources.claim("sbx-b", "10.90.0.5", "br0")
+    sources.release("sbx-a")
+    assert sources.claim("sbx-c", "10.90.0.5", "br0")
+    assert not sources.claim("sbx-c", "10.90.0.5", "br1")
+
+
 @pytest.mark.parametrize(
     "text", ["", "172.30.0.03", "2001:DB8::1", "::ffff:172.30.0.3", "fe80::1%eth0", "a.test"]
 )

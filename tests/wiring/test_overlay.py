@@ -5,8 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from egressd.wiring.gateway_rules import (
+    Binding,
+    checked_interface,
+    gateway_overlay,
+    nflog_group,
+    read_bindings,
+)
 from egressd.wiring.overlay import Chain, Jump, Overlay, applied, missing, remnants, undone
-from egressd.wiring.ruleset import Family
+from egressd.wiring.ruleset import Family, meaning
 from egressd.wiring.sidecar_rules import sidecar_overlay
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -50,6 +57,11 @@ def golden(name: str, text: str) -> None:
 @pytest.mark.parametrize("family", [4, 6])
 def test_the_sidecar_s_rules_as_text(family: Family) -> None:
     golden(f"sidecar-{family}.txt", applied(sidecar_overlay(family, 1337), ""))
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_a_gateway_s_rules_as_text(family: Family) -> None:
+    golden(f"gateway-{family}.txt", applied(gateway_overlay(family, "br0"), ""))
 
 
 @pytest.mark.parametrize("family", [4, 6])
@@ -130,3 +142,70 @@ def test_a_chain_that_changes_keeps_its_rules_and_goes_with_the_rest() -> None:
     assert ":EGRESSD-S" in applied(overlay, "")
     assert "-X EGRESSD-S" in undone(overlay, saved)
     assert remnants(overlay, saved) == ["*raw EGRESSD-S"]
+
+
+# the sources of a gateway
+
+
+@pytest.mark.parametrize(
+    "binding",
+    [
+        pytest.param(Binding("10.90.0.5"), id="alone on its interface"),
+        pytest.param(Binding("10.90.0.5", "82:67:be:50:0c:8c"), id="by its MAC address"),
+        pytest.param(Binding("10.90.0.5", "82:67:be:50:0c:8c", "veth-a.1"), id="by its port"),
+    ],
+)
+def test_a_binding_is_read_from_its_rule(binding: Binding) -> None:
+    printed = meaning(binding.rule.replace("82:67:be", "82:67:BE"))
+    assert read_bindings([printed]) == ([binding], [])
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "-j ACCEPT",
+        "-s 10.90.0.0/24 -j ACCEPT",
+        "! -s 10.90.0.5 -j ACCEPT",
+        "-s 10.90.0.5 -j RETURN",
+        "-s 10.90.0.5 -p tcp -j ACCEPT",
+        "-s 10.90.0.5 -m mac ! --mac-source 82:67:be:50:0c:8c -j ACCEPT",
+        "-s 10.90.0.5 -m physdev --physdev-in veth+ -j ACCEPT",
+    ],
+)
+def test_a_rule_that_lets_in_more_than_a_source_is_no_binding(rule: str) -> None:
+    assert read_bindings([meaning(rule)]) == ([], [meaning(rule)])
+
+
+@pytest.mark.parametrize(
+    ("source", "mac", "port"),
+    [
+        pytest.param("10.90.0.0/24", None, None, id="a network"),
+        pytest.param("224.0.0.1", None, None, id="a group"),
+        pytest.param("127.0.0.1", None, None, id="loopback"),
+        pytest.param("0.0.0.0", None, None, id="nobody yet"),
+        pytest.param("255.255.255.255", None, None, id="everybody"),
+        pytest.param("10.90.0.05", None, None, id="another spelling"),
+        pytest.param("fd00::5", None, None, id="IPv6"),
+        pytest.param("10.90.0.5 -j ACCEPT", None, None, id="words"),
+        pytest.param("10.90.0.5", "82:67:BE:50:0C:8C", None, id="another spelling of a MAC address"),
+        pytest.param("10.90.0.5", "01:00:5e:00:00:01", None, id="a MAC address of a group"),
+        pytest.param("10.90.0.5", "82:67:be:50:0c", None, id="half a MAC address"),
+        pytest.param("10.90.0.5", "82:67:be:50:0c:8c", "veth+", id="several ports"),
+    ],
+)
+def test_what_is_no_binding_cannot_be_made(source: str, mac: str | None, port: str | None) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 -- the words differ
+        Binding(source, mac, port)
+
+
+@pytest.mark.parametrize("name", ["", "+", "eth+", "../lo", "a b", "-i", "a" * 16, "br0\n", "br0;"])
+def test_an_interface_is_one(name: str) -> None:
+    with pytest.raises(ValueError, match="no name of an interface"):
+        checked_interface(name)
+
+
+def test_every_interface_has_a_log_group_of_its_own() -> None:
+    names = ["br0", "br1", "eth0", "docker0", "veth12ab"]
+    groups = [nflog_group(name) for name in names]
+    assert len(set(groups)) == len(names)
+    assert all(0x4000 <= group < 0x8000 for group in groups)

@@ -370,3 +370,17 @@ def test_every_prefix_of_good_credentials_lets_nobody_in() -> None:
     scene.play(*[whole[:end] for end in range(0, len(whole), 7)])
     assert scene.admitted == []
     assert sum(record.count or 1 for record in scene.book.records) == len(range(0, len(whole), 7))
+
+
+def test_a_redirected_connection_is_its_source_s_or_nobody_s() -> None:
+    known = Scene("transparent", source=HERE)
+    known.play(b"anything")
+    assert [(name, entrance.way, entrance.source) for name, entrance in known.admitted] == [
+        ("sbx-a", "transparent", HERE)
+    ]
+    stranger = Scene("transparent")
+    assert stranger.play(b"anything") == [b""]
+    assert stranger.admitted == []
+    assert [(r.sandbox, r.reason, r.channel, r.source) for r in stranger.book.records] == [
+        (NOBODY, "unknown_sandbox", "transparent", str(HERE))
+    ]
