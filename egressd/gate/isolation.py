@@ -1,9 +1,9 @@
 """How a worker gives up what it does not need, after its imports and before it reads a hostile byte.
 
 It ends in an empty root on a private tmpfs, in its own pid and mount namespaces, without capabilities, non-dumpable, unable
-to gain
-privileges. With a second uid to go to (root) it takes that one; without (rootless) it keeps the caller's uid inside a user
-namespace of its own. The network namespace stays: it is where the worker dials.
+to gain privileges; what system calls are left to it then is `gate.seccomp`'s. With a second uid to go to (root) it takes
+that one; without (rootless) it keeps the caller's uid inside a user namespace of its own. The network namespace stays: it is
+where the worker dials.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ PR_CAP_AMBIENT_CLEAR_ALL = 4
 """linux/prctl.h."""
 _LINUX_CAPABILITY_VERSION_3 = 0x2008_0522
 """linux/capability.h."""
+
+_FORBIDDEN = (
+    b"egressd: worker: ended by the kernel for a system call that no worker makes: was it taken over?\n"
+)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -59,10 +63,7 @@ def _map_own_uid(uid: int, gid: int) -> None:
 
 
 def _enter_empty_root(owner: tuple[int, int]) -> None:
-    """Make an empty, private, writable-by-owner tmpfs the root of this process.
-
-    A leaf certificate passes through it by name.
-    """
+    """Make an empty, private tmpfs the root of this process; leaf certificates pass by one file in it, by name."""
     _check(_libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None), "mount --make-rprivate /")
     options = f"size=1m,nr_inodes=64,mode=0700,uid={owner[0]},gid={owner[1]}"
     # over /proc, which is always there: a directory made for this would stay behind on the host
@@ -118,4 +119,6 @@ def _wait_for(child: int, keep: tuple[int, ...]) -> None:
         signal.signal(number, lambda _number, _frame: os.kill(child, signal.SIGKILL))
     protect_process()
     _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGSYS:
+        os.write(2, _FORBIDDEN)
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)

@@ -1,8 +1,7 @@
 """The worker process: carries the sandboxes that control hands it, and nothing else.
 
-Control starts it with its end of the channel and nothing else (`start`). It imports everything, isolates
-itself, says
-`ready`, and then serves. It ends with the channel: without control there is no way out.
+Control starts it with its end of the channel and nothing else (`start`). It imports everything, isolates and confines
+itself, says `ready`, and then serves. It ends with the channel: without control there is no way out.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from egressd.gate import isolation
+from egressd.gate import isolation, seccomp
 from egressd.gate.borrowing import Borrowing
 from egressd.gate.channel import Channel, ChannelBroken, receive, unsealed
 from egressd.gate.connection import Services
@@ -385,7 +384,7 @@ def main(arguments: list[str]) -> int:
         via = Via(settings.upstream_proxy, resolver, authorization)
     dialer = Dialer(resolver, settings.connect_timeout, own_addresses=own, via=via)
     identity = None if message.identity is None else (message.identity.uid, message.identity.gid)
-    leaves = Leaves(issuer, scratch=Path("/"))
+    leaves = Leaves(issuer)
     try:
         inspection = load_addons(settings.inspect_addons)
     except BadAddon as error:
@@ -395,6 +394,12 @@ def main(arguments: list[str]) -> int:
     gc.freeze()  # what is here now is here to stay, and need not be looked through again and again
     gc.enable()
     isolation.isolate(identity, keep=(sock.fileno(),))
+    leaves.settle(Path("/leaf.pem"))
+    try:
+        seccomp.confine()
+    except seccomp.NotConfined as error:
+        print(f"egressd: worker: {error}; it reads nothing without one", file=sys.stderr)  # noqa: T201 -- as above
+        return 1
     reason = asyncio.run(Worker(services, recorder).run(sock))
     if reason != "closed":
         print(f"egressd: worker: channel {reason}", file=sys.stderr)  # noqa: T201 -- stderr is talk

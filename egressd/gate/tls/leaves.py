@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import ipaddress
 import os
-import secrets
 import ssl
 import time
 from collections import OrderedDict
@@ -74,9 +74,8 @@ class Issuer:
 class Leaves:
     """Server contexts by host and protocol, two bounded caches: one for allowed names, a small one for explained denials.
 
-    `scratch` is a directory that only this process can write; the worker names its own empty root here, where
-    there is no /proc. Without it a memfd carries the PEM, as `ssl` reads certificates from files only.
-    `clock` gives seconds since the epoch. Not safe for threads: one worker, one loop.
+    A memfd carries the PEM, as `ssl` reads certificates from files only; where there is no /proc to name it by, a file
+    does (`settle`). `clock` gives seconds since the epoch. Not safe for threads: one worker, one loop.
     """
 
     def __init__(
@@ -85,7 +84,6 @@ class Leaves:
         capacity: int = 2000,
         explain_capacity: int = 64,
         *,
-        scratch: Path | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._issuer = issuer
@@ -93,7 +91,7 @@ class Leaves:
         self._key_pem = self._key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
-        self._scratch = scratch
+        self._scratch: tuple[Path, int] | None = None
         self._clock = clock
         self._allowed = _Contexts(capacity)
         self._explained = _Contexts(explain_capacity)
@@ -101,6 +99,14 @@ class Leaves:
 
     def __repr__(self) -> str:
         return f"Leaves({len(self._allowed)} allowed, {len(self._explained)} explained)"
+
+    def settle(self, path: Path) -> None:
+        """Make a file by which every leaf passes from now on, where only this process can open it.
+
+        Afterwards no file is made or removed any more: what is confined needs neither. Raises OSError.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._scratch = path, os.open(path, flags, 0o600)
 
     def context_for(self, host: str, alpn: str = HTTP1) -> ssl.SSLContext:
         """Return the context for a judged host, a name in normal form or an IP address, in which `alpn` alone is agreed to.
@@ -175,21 +181,19 @@ class Leaves:
     @contextlib.contextmanager
     def _file(self, content: bytes) -> Iterator[str]:
         """Give the content a file name for as long as the block runs; nobody else can open it."""
-        if self._scratch is None:
-            descriptor = os.memfd_create("egressd-leaf", os.MFD_CLOEXEC)
-            name = f"/proc/self/fd/{descriptor}"
-        else:
-            name = str(self._scratch / f"leaf-{secrets.token_hex(8)}.pem")
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptor = os.open(name, flags, 0o600)
-        try:
-            with open(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                yield name
-        finally:
-            if self._scratch is not None:
-                os.unlink(name)
+        if self._scratch is not None:
+            path, descriptor = self._scratch
+            try:
+                if os.pwrite(descriptor, content, 0) != len(content):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+                yield str(path)
+            finally:
+                os.ftruncate(descriptor, 0)
+            return
+        with open(os.memfd_create("egressd-leaf", os.MFD_CLOEXEC), "wb") as file:
+            file.write(content)
+            file.flush()
+            yield f"/proc/self/fd/{file.fileno()}"
 
 
 type _Key = tuple[str, str]

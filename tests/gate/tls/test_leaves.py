@@ -206,7 +206,7 @@ class TestTheRate:
 
 
 class TestFiles:
-    def test_the_scratch_file_is_private_and_gone_at_once(
+    def test_the_file_that_leaves_pass_by_is_private_and_emptied_at_once(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         seen: list[int] = []
@@ -219,22 +219,32 @@ class TestFiles:
         monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", spy)
         before = os.umask(0)
         try:
-            leaf_of(Leaves(AUTHORITY.issuer, scratch=tmp_path), "a.test")
+            leaves = Leaves(AUTHORITY.issuer)
+            leaves.settle(tmp_path / "leaf.pem")
+            leaf_of(leaves, "a.test")
+            leaf_of(leaves, "b.test")
         finally:
             os.umask(before)
-        assert seen == [0o600]
-        assert list(tmp_path.iterdir()) == []
+        assert seen == [0o600] * 2
+        assert [file.stat().st_size for file in tmp_path.iterdir()] == [0]
 
-    def test_a_failed_load_leaves_no_file_either(
+    def test_a_failed_load_leaves_nothing_in_it_either(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fail(context: ssl.SSLContext, name: str) -> None:
             raise OSError("no")
 
         monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", fail)
+        leaves = Leaves(AUTHORITY.issuer)
+        leaves.settle(tmp_path / "leaf.pem")
         with pytest.raises(OSError, match="no"):
-            Leaves(AUTHORITY.issuer, scratch=tmp_path).context_for("a.test")
-        assert list(tmp_path.iterdir()) == []
+            leaves.context_for("a.test")
+        assert [file.stat().st_size for file in tmp_path.iterdir()] == [0]
+
+    def test_a_file_that_is_there_already_is_not_taken(self, tmp_path: Path) -> None:
+        (tmp_path / "leaf.pem").write_text("another's")
+        with pytest.raises(FileExistsError):
+            Leaves(AUTHORITY.issuer).settle(tmp_path / "leaf.pem")
 
     def test_no_descriptor_stays_open(self) -> None:
         leaves = Leaves(AUTHORITY.issuer)
@@ -252,7 +262,7 @@ class TestFiles:
             "from egressd.gate.tls.leaves import Issuer, Leaves\n"
             "pair = pickle.load(sys.stdin.buffer)\n"
             "os.chroot(sys.argv[1]); os.chdir('/'); os.setgid(65534); os.setuid(65534)\n"
-            "leaves = Leaves(Issuer.from_pem(*pair), scratch=Path('/'))\n"
+            "leaves = Leaves(Issuer.from_pem(*pair)); leaves.settle(Path('/leaf.pem'))\n"
             "leaves.context_for('a.test'); leaves.context_for('192.0.2.7')\n"
             "print(leaves, os.listdir('/'))\n"
         )
@@ -267,7 +277,7 @@ class TestFiles:
             check=False,
             cwd=Path(__file__).parents[3],
         )
-        assert (done.stdout, done.stderr) == (b"Leaves(2 allowed, 0 explained) []\n", b"")
+        assert (done.stdout, done.stderr) == (b"Leaves(2 allowed, 0 explained) ['leaf.pem']\n", b"")
 
 
 class TestTheIssuer:
