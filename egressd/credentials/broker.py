@@ -59,10 +59,12 @@ def say(text: str) -> None:
 
 @dataclass(slots=True)
 class _Definition:
-    """One credential as the file has it, and its provider."""
+    """One credential as the file has it, and its provider; `series` begins the ids of its leases, `last` is the newest one."""
 
     said: Credential
     provider: Provider
+    series: str = field(default_factory=lambda: f"lease-{secrets.token_hex(8)}")
+    last: Lease | None = None
 
 
 @dataclass(slots=True)
@@ -236,15 +238,16 @@ class Broker:
         check(minted, definition.said, wall)
         if before is None:
             self._make_room()
-            lease_id = f"lease-{secrets.token_hex(10)}"
+            lease_id = f"{definition.series}.{secrets.token_hex(6)}"
         elif before.minted.material == minted.material:
             lease_id = before.lease.id
             revoke, renew = minted.revoke or before.minted.revoke, minted.renew or before.minted.renew
             minted = dataclasses.replace(minted, revoke=revoke, renew=renew)
         else:
-            lease_id = f"lease-{secrets.token_hex(10)}"
+            lease_id = f"{definition.series}.{secrets.token_hex(6)}"
             self._supersede(key, before, wall)
         lease = lease_of(lease_id, *key, definition.said, minted, placeholder)
+        definition.last = lease
         refresh = refresh_at(lease.expires, wall)
         self._kept[key] = _Kept(lease, minted, definition, refresh, now + minted.keep, now)
         return lease
@@ -284,9 +287,10 @@ class Broker:
     # the end of leases
 
     def replace(self, file: CredentialsFile) -> list[Lease]:
-        """Go by another file from now on; return the leases whose definition it changes or no longer has, which end.
+        """Go by another file from now on; return one lease of each definition that it changes or no longer has.
 
-        What a definition that stays has lent goes on.
+        All of their series end: those too that have a successor and may still be under way. What a definition that stays has
+        lent goes on.
         """
         before, self._said = self._said, dict(file.credentials)
         changed = {name for name, said in before.items() if self._said.get(name) != said}
@@ -300,9 +304,9 @@ class Broker:
             older[:] = [one for one in older if one.name not in changed]
         for key in [key for key in self._troubles if key[0] in changed]:
             del self._troubles[key]
-        gone = [self._definitions.pop(name).provider for name in changed if name in self._definitions]
-        self._task(self._retire(minted, {flight.task for flight in flights}, gone))
-        return [kept.lease for kept in ended]
+        gone = [self._definitions.pop(name) for name in changed if name in self._definitions]
+        self._task(self._retire(minted, {flight.task for flight in flights}, [one.provider for one in gone]))
+        return [one.last for one in gone if one.last is not None]
 
     async def revoke(self, sandbox: str) -> None:
         """End everything lent to a sandbox, which never gets anything again, and take it back at its source.

@@ -14,6 +14,11 @@ SECRET_LIMIT = 16 * 1024
 """Longest secret in characters."""
 
 
+def series_of(lease_id: str) -> str:
+    """Return the series of a lease; one that has none is its own."""
+    return lease_id.partition(".")[0]
+
+
 class _Kept(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -49,6 +54,8 @@ class Lease(_Kept):
     """What a worker keeps in memory and nowhere else. `expires` is in Unix seconds; None: it does not say.
 
     Its JSON (`model_dump_json`) holds the secret, for the way from control to worker; its repr never does.
+
+    What is before the point in `id` is its series: all that was lent by one definition, which ends as one.
     """
 
     id: str
@@ -64,6 +71,11 @@ class Lease(_Kept):
     token_requests: bool = False
     placeholder: str | None = None
     """The sandbox's own dummy, where `attach` is by placeholder."""
+
+    @property
+    def series(self) -> str:
+        """Which definition it was lent by, as long as that has not changed."""
+        return series_of(self.id)
 
     def secrets(self) -> tuple[str, ...]:
         """Every text that may not come back to the sandbox."""

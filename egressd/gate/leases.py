@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from egressd.credentials.lease import Lease
+from egressd.credentials.lease import Lease, series_of
 
 TIMEOUT: Final = 5.0
 """Seconds that control may take to answer."""
@@ -112,20 +112,22 @@ class Leases:
             self._silent.pop(key, None)
 
     def withdraw(self, lease_id: str) -> None:
-        """Take back a lease by its id: it is not given to any request any more, and does not stand for what is under way."""
-        self._withdrawn[lease_id] = None
+        """Take back a lease by its id, and all of its series: they are given to no request any more, and stand for none that is
+        under way."""
+        series = series_of(lease_id)
+        self._withdrawn[series] = None
         while len(self._withdrawn) > MOST:
             self._withdrawn.popitem(last=False)
-        for key in [key for key, kept in self._kept.items() if kept.lease.id == lease_id]:
+        for key in [key for key, kept in self._kept.items() if kept.lease.series == series]:
             del self._kept[key]
 
     def stands(self, lease: Lease) -> bool:
         """Say whether a lease was not taken back. One that has merely expired does not end what was begun with it."""
-        return lease.id not in self._withdrawn
+        return lease.series not in self._withdrawn
 
     def _is_fit(self, lease: Lease) -> bool:
         left = lease.expires is None or lease.expires - self._wall() >= LEAST_LEFT
-        return left and lease.id not in self._withdrawn
+        return left and self.stands(lease)
 
     async def _fly(self, asked: Asked) -> object:
         """Ask, and keep what comes of it, unless it was forgotten in the meantime."""

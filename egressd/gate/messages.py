@@ -152,7 +152,7 @@ class Lent(_Message):
 
 
 class Recall(_Message):
-    """Control → worker: these leases are taken back, for what is under way too."""
+    """Control → worker: these leases and all of their series are taken back, for what is under way too."""
 
     type: Literal["recall"] = "recall"
     leases: tuple[str, ...]

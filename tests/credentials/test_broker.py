@@ -495,6 +495,25 @@ def test_another_file_ends_what_it_changes_and_leaves_the_rest() -> None:
     run(test())
 
 
+def test_another_file_ends_also_what_has_a_successor() -> None:
+    """A stream under way may carry any lease that the definition ever gave."""
+
+    async def test() -> None:
+        stand = Stand()
+        stand.answer(stand.source.giving("one"))
+        first = await stand.lease()
+        stand.pass_time(890)
+        stand.answer(stand.source.giving("two", left=1800))
+        second = await stand.lease()
+        assert first.id != second.id
+        (ended,) = stand.broker.replace(file(key=definition(range=True)))
+        assert {first.series, second.series} == {ended.series}
+        stand.sources.append(Source([stand.source.giving("three", left=1800)]))
+        assert (await stand.lease()).series != ended.series
+
+    run(test())
+
+
 def test_what_is_being_minted_by_an_old_definition_is_not_lent() -> None:
     async def test() -> None:
         gate = asyncio.Event()

@@ -221,6 +221,22 @@ def test_a_lease_that_is_taken_back_stands_no_more() -> None:
     run(test())
 
 
+def test_with_a_lease_all_of_its_series_is_taken_back() -> None:
+    """What is under way may go by one that has long had a successor, which this worker may never have seen."""
+
+    async def test() -> None:
+        control = Control(*(lent().model_copy(update={"id": name}) for name in ("lease-a.1", "lease-ab.1")))
+        old = await control.leases.lease(asked())
+        control.leases.forget("sb-1")
+        other = await control.leases.lease(asked())
+        assert old is not None
+        assert other is not None
+        control.leases.withdraw("lease-a.2")
+        assert (control.leases.stands(old), control.leases.stands(other)) == (False, True)
+
+    run(test())
+
+
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases_module, "MOST", 3)
 
