@@ -67,7 +67,8 @@ def run(
     GIVEN.first = None
     from egressd.control.ca import CaError
     from egressd.control.config import ConfigError, load_config
-    from egressd.control.session import NotReady, Session
+    from egressd.control.proof import NotReady
+    from egressd.control.session import Session
     from egressd.control.supervisor import WorkerFailed
     from egressd.control.surroundings import BadInput, Request
     from egressd.journal.writer import JournalUnavailable

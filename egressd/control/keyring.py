@@ -143,28 +143,53 @@ class Keyring:
 
         Raises Exposed and changes nothing. `spec` is what the sandbox was made of.
         """
-        if file is None and credentials_of(policy):
-            raise Exposed("the rules attach credentials, and the file that defines them is gone")
+        self.admit(file, policy, spec)
         if file is None or file == self.file:
             self.policy = policy
             return None
-        _check(file, spec)
-        newly = secret_variables(file) - self.hidden
-        held = sorted(newly & spec.env.keys())
-        if held:
-            names = ", ".join(held)
-            raise Exposed(f"the sandbox holds {names}, where a secret would be read from now: start it anew")
         if self.lending is None:
             if credentials_of(policy):
                 raise Exposed("the sandbox was started without any credentials: start it anew")
             self.policy = policy
             return None
         ended = self.lending.replace(file)
-        take_variables(newly)
-        self.file, self.policy = file, policy
+        take_variables(secret_variables(file) - self.hidden)
+        return Adopted([lease.id for lease in ended], self.follow(file, policy))
+
+    def admit(self, file: CredentialsFile | None, policy: EffectivePolicy, spec: SandboxSpec | None) -> None:
+        """Raise Exposed where the sandbox may not live under another file and policy. `spec` is what it was made of.
+
+        None: it was made elsewhere, and sees nothing of this host.
+        """
+        if file is None and credentials_of(policy):
+            raise Exposed("the rules attach credentials, and the file that defines them is gone")
+        if file is None or file == self.file or spec is None:
+            return
+        _check(file, spec)
+        held = sorted((secret_variables(file) - self.hidden) & spec.env.keys())
+        if held:
+            names = ", ".join(held)
+            raise Exposed(f"the sandbox holds {names}, where a secret would be read from now: start it anew")
+
+    def follow(self, file: CredentialsFile | None, policy: EffectivePolicy) -> list[str]:
+        """Go by what was admitted; returns what the operator is told."""
+        self.policy = policy
+        if file is None:
+            return []
+        self.file = file
         missing = sorted(_shapes(file, policy).keys() - self.placeholders.keys())
-        notes = [f"the sandbox has no placeholder for {name}: start it anew" for name in missing]
-        return Adopted([lease.id for lease in ended], notes)
+        return [f"the sandbox has no placeholder for {name}: start it anew" for name in missing]
+
+
+def dummies(
+    file: CredentialsFile | None, policy: EffectivePolicy, placeholders: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables that hold placeholders, for clients of a sandbox that was not made here."""
+    return {
+        shape.variable: placeholders[name]
+        for name, shape in _shapes(file, policy).items()
+        if name in placeholders
+    }
 
 
 def _shapes(file: CredentialsFile | None, policy: EffectivePolicy) -> dict[str, Placeholder]:

@@ -8,19 +8,17 @@ nowhere. What cannot be proved stops the start.
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address, ip_network
 
 from egressd.control.ca import load_or_create
 from egressd.control.config import Config
 from egressd.control.keyring import Exposed, Keyring
-from egressd.control.paths import default_paths
 from egressd.control.process import WorkerProcess
+from egressd.control.proof import NotReady, prove
 from egressd.control.reconciliation import losses
+from egressd.control.rulebook import effective, read_rules
 from egressd.control.sandboxes import SandboxListener, SandboxState, new_sandbox_id
 from egressd.control.secrecy import close_process, keep_from_swap
 from egressd.control.supervisor import Supervisor, WorkerFailed
@@ -28,26 +26,14 @@ from egressd.control.surroundings import BadInput, Request, spec_of
 from egressd.control.trust import build_trust
 from egressd.control.voice import say
 from egressd.control.watch import LOOK, changes, marks
-from egressd.gate.denials import PROBE
-from egressd.gate.settings import Settings
 from egressd.journal.record import Event, Record, new_id
 from egressd.journal.writer import Journal
-from egressd.policy.effective import EffectivePolicy
 from egressd.policy.reasons import Reason
-from egressd.rulefiles.load import Rules, load_rules
-from egressd.rulefiles.problems import Code
-from egressd.wiring import ruleset
 from egressd.wiring.launch import writable
 from egressd.wiring.namespace import Namespace, SandboxSpec, WiringError
 from egressd.wiring.ruleset import Counted
 
-_SYNTHETIC = ip_network("198.18.0.0/15")
-_EXPLAIN = ip_address(ruleset.EXPLAIN)
 _COUNT_TIMEOUT = 10.0
-
-
-class NotReady(Exception):
-    """The boundary could not be proved from inside, so the command was not started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +61,8 @@ class Session:
         self._first = first
         self.id = new_sandbox_id()
         self._marks = marks(config.rules, config.credentials)  # before: what changes meanwhile is read again
-        rules = _read_rules(config, environ)
-        self._policy = _effective(rules, request.profile)
+        rules = read_rules(config, environ)
+        self._policy = effective(rules, request.profile)
         self._keyring = Keyring(rules.credentials, self._policy, config.upstream.ca_bundle)
         if self._keyring.used and rules.credentials is None:
             raise BadInput(
@@ -115,7 +101,7 @@ class Session:
                 say(note)
             await self._serve(supervisor, namespace)
             async with asyncio.timeout(self._request.ready_timeout):
-                await self._prove(namespace, settings)
+                await prove(namespace, self._policy, settings.dns_denied)
             self._note(supervisor, "sandbox", "ready")
             return await self._carry(supervisor, namespace, spec)
         finally:
@@ -201,30 +187,6 @@ class Session:
         )
         supervisor.write([record.as_dict()])
 
-    # readiness
-
-    async def _prove(self, namespace: Namespace, settings: Settings) -> None:
-        """Try the boundary from inside; raises NotReady with what did not hold."""
-        # Where names are only observed, any but one below the floor is let through.
-        observing = self._policy.mode == "observe"
-        below = "localhost" if observing else "invalid.test"
-        denied = await namespace.probe_dns(f"{PROBE}{secrets.token_hex(8)}.{below}")
-        explained = settings.dns_denied == "explain" and not observing
-        held = denied.addresses == (str(_EXPLAIN),) if explained else denied.rcode == 3
-        if not held:
-            raise NotReady(
-                f"a denied name was answered with {denied.addresses or denied.error or denied.rcode}"
-            )
-        allowed = next((name for name in _allowed_names(self._policy)), None)
-        if allowed is not None:
-            answer = await namespace.probe_dns(allowed)
-            if not answer.addresses or not all(
-                ip_address(a) in _SYNTHETIC and ip_address(a) != _EXPLAIN for a in answer.addresses
-            ):
-                raise NotReady(
-                    f"the allowed name {allowed} was answered with {answer.addresses or answer.error or answer.rcode}"
-                )
-
     # reload
 
     async def _watch(self, supervisor: Supervisor, spec: SandboxSpec) -> None:
@@ -255,8 +217,8 @@ class Session:
     async def _reload(self, supervisor: Supervisor, spec: SandboxSpec) -> _NotReloaded | None:
         """Read the rules and put them in force where they differ; returns why not. Never raises: the watch goes on."""
         try:
-            rules = await asyncio.to_thread(_read_rules, self._config, self._environ)
-            policy = _effective(rules, self._request.profile)
+            rules = await asyncio.to_thread(read_rules, self._config, self._environ)
+            policy = effective(rules, self._request.profile)
             told = self._keyring.adopt(rules.credentials, policy, spec)
         except BadInput as error:
             return _NotReloaded(str(error), passing=error.passing)
@@ -287,36 +249,3 @@ async def _counted(namespace: Namespace) -> Counted | str:
             return await namespace.counted() or "a packet rule is gone"
     except (WiringError, OSError, TimeoutError) as error:
         return str(error) or type(error).__name__
-
-
-def _read_rules(config: Config, environ: Mapping[str, str]) -> Rules:
-    """Read rules and credentials together; a credentials file that nobody named need not be there."""
-    wanted = config.credentials != default_paths(environ, os.geteuid()).credentials
-    there = wanted or os.path.lexists(config.credentials)
-    loaded = load_rules(config.rules, credentials=config.credentials if there else None)
-    if isinstance(loaded, Rules):
-        return loaded
-    raise BadInput(str(loaded), passing=any(problem.code is Code.UNREADABLE for problem in loaded))
-
-
-def _effective(rules: Rules, profile: str) -> EffectivePolicy:
-    if profile not in rules.profiles:
-        known = ", ".join(sorted(rules.profiles)) or "none"
-        raise BadInput(f"there is no profile {profile!r}\nhint: profiles here: {known}")
-    return rules.effective(profile)
-
-
-def _allowed_names(policy: EffectivePolicy) -> Sequence[str]:
-    denied = {
-        host
-        for entry in policy.entries
-        if entry.effect == "deny" and not entry.requests
-        for host in entry.hosts
-    }
-    return [
-        host
-        for entry in policy.entries
-        if entry.effect == "allow" and entry.expires is None
-        for host in entry.hosts
-        if not host.startswith("*") and host not in denied
-    ]
