@@ -65,7 +65,6 @@ WORKER: tuple[str, ...] = (
     _INSPECTOR + "exchange:Exchange.end",
     _INSPECTOR + "exchange:Exchange.deny",
     _INSPECTOR + "exchange:refuse_http",
-    _INSPECTOR + "exchange:permit_place",
     _INSPECTOR + "engine:open_upstream",
     _INSPECTOR + "engine:leads_to",
     _INSPECTOR + "engine:Engine.on_data",

@@ -174,6 +174,7 @@ def install(top: Path, owner: int) -> Installation:
     for name in ("journal.jsonl", "control.sock"):
         (conf / name).touch(0o600)
     (conf / "credentials.yaml").write_text(CREDENTIALS)
+    (conf / "credentials.yaml").chmod(0o600)
     (conf / "state/pairs").write_text("state")
     (made.home / ".ssh/id_ed25519").write_text("a key")
     shown = [sys.executable, "-P", "-m", "egressd", "ca", "show", "--config", str(made.config)]

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from egressd.cli import verify_stand
+from egressd.control import surroundings
 from egressd.wiring import launch, seccomp
 from egressd.wiring.namespace import Namespace
 
@@ -20,6 +21,7 @@ _SHARED = ("--unshare-pid", "--unshare-ipc", "--unshare-cgroup-try")
 def no_masks() -> None:
     """Nothing of egressd's is hidden."""
     verify_stand.Stood.private_paths = lambda self: ()  # type: ignore[method-assign]  # the mutation
+    surroundings.covering = lambda spec, path: ()  # type: ignore[assignment,attr-defined]  # as above
 
 
 def no_filter() -> None:
