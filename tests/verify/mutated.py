@@ -21,7 +21,7 @@ _SHARED = ("--unshare-pid", "--unshare-ipc", "--unshare-cgroup-try")
 def no_masks() -> None:
     """Nothing of egressd's is hidden."""
     verify_stand.Stood.private_paths = lambda self: ()  # type: ignore[method-assign]  # the mutation
-    surroundings.covering = lambda spec, path: ()  # type: ignore[assignment,attr-defined]  # as above
+    surroundings.covering = lambda spec, path: ()  # type: ignore[attr-defined]  # as above
 
 
 def no_filter() -> None:
