@@ -11,6 +11,7 @@ PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
 export PATH
 ARGS ?=
 RUNS ?= 15
+JOBS ?= 2
 
 .PHONY: help demo test check bench clients soak image clean packages peers
 
@@ -20,8 +21,8 @@ help: ## this list
 demo: .venv/ready packages ## real tools in a sandbox, allowed and refused; ARGS="--json --keep"
 	@$(BIN)/egressd demo $(ARGS)
 
-test: .venv/ready packages peers ## every test but the soaks; ARGS="-k names -x"
-	@$(BIN)/python -m pytest $(ARGS)
+test: .venv/ready packages peers ## every test but the soaks; ARGS="-k names -x" JOBS=1
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 check: .venv/ready ## formatting, lint and types; no test runs
 	@$(BIN)/ruff format --check .
