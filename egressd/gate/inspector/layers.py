@@ -61,9 +61,10 @@ OPTIONS = Options()
 class Upstream(HttpClient):
     """Opens an upstream connection and speaks HTTP/1.1 on it."""
 
-    def __init__(self, context: Context) -> None:
-        """`context.server` is the connection to open."""
+    def __init__(self, context: Context, credential: str | None) -> None:
+        """`context.server` is the connection to open; `credential` goes with every request on it, or none with any."""
         super().__init__(context)
+        self.credential = credential
         self.http = http1.Client(context)
 
     def _handle_event(self, event: events.Event) -> CommandGenerator[None]:
@@ -124,17 +125,24 @@ class InspectorLayer(HttpLayer):
         context.server = ServerConnection(
             address=address, transport_protocol="tcp", tls=secure, sni=address[0] if secure else None
         )
-        upstream = self._upstream = Upstream(context)
+        upstream = self._upstream = Upstream(context, exchange.credential)
         upstream.http.exchange = exchange
         self.connections[context.server] = upstream
         self.waiting_for_establishment[context.server].append(event)
         yield from self.event_to_child(upstream, events.Start())
 
     def _usable(self, exchange: Exchange, address: tuple[str, int], secure: bool) -> bool:
-        """Whether the open upstream serves this exchange: same place, idle, and at an address that its own rule permits."""
+        """Whether the open upstream serves this exchange: same place, idle, and at an address that its own rule permits.
+
+        Never with another credential: some origins take a connection for whoever was authenticated on it (Negotiate), and what
+        one answer has left on it must not reach the sandbox unmasked as the next.
+        """
         assert self._upstream is not None
         server = self._upstream.context.server
-        if not (server.connected and self._upstream.http.idle):
+        if (
+            not (server.connected and self._upstream.http.idle)
+            or self._upstream.credential != exchange.credential
+        ):
             return False
         if server.address != address or server.tls != secure or server.peername is None:
             return False

@@ -16,7 +16,7 @@ from egressd.credentials.lease import Lease
 from egressd.policy.compile import compile_policy
 from egressd.policy.credential import Attach, Placeholder
 from egressd.policy.effective import EffectiveEntry, EffectivePolicy
-from tests.gate.inspector.lab import HOST, run
+from tests.gate.inspector.lab import HOST, entry, run
 from tests.gate.inspector.lender import DUMMY, KEYS, SECRET, STRANGER, Lender, keyed, lease_of
 from tests.gate.inspector.scene import Scene
 
@@ -143,6 +143,22 @@ def test_a_second_request_asks_nobody() -> None:
             assert scene.upstreams[0].written.count(b"Authorization: Bearer " + SECRET.encode()) == 3
             assert len(scene.upstreams) == 1
             assert len(lender.asked) == 1
+
+    run(test())
+
+
+def test_no_upstream_carries_requests_with_a_credential_and_without() -> None:
+    """An origin may take a connection for whoever was authenticated on it (Negotiate), or answer the next request late."""
+    rules = (keyed(requests=("GET /v1/*",)), entry(schemes=("https",), ports=(443,), requests=("GET /open",)))
+
+    async def test() -> None:
+        async with scene_of(Lender(lease_of()), *rules) as scene:
+            for target, upstreams in (("/v1/x", 1), ("/v1/y", 1), ("/open", 2), ("/open", 2), ("/v1/x", 3)):
+                await scene.says(request(target))
+                assert await scene.origin_says(OK) == OK
+                assert len(scene.upstreams) == upstreams
+            assert [stream.written.count(SECRET.encode()) for stream in scene.upstreams] == [2, 0, 1]
+            assert [stream.closed for stream in scene.upstreams] == [True, True, False]
 
     run(test())
 
