@@ -297,7 +297,11 @@ class Engine:
 
     def _interim(self, interim: outcomes.Interim) -> None:
         veil = self._exchange.veil if self._exchange is not None else None
-        self._conduit.to_client(interim.data if veil is None else veil.text(interim.data))
+        phrase, fields = interim.phrase, interim.fields
+        if veil is not None:
+            phrase, fields = veil.text(phrase), veil.fields(fields)
+        lines = b"".join(b"%s: %s\r\n" % field for field in fields)
+        self._conduit.to_client(b"HTTP/1.1 %d %s\r\n%s\r\n" % (interim.status, phrase, lines))
 
     # hooks and the upstream
 

@@ -73,7 +73,7 @@ class Exchange:
     def veil(self) -> Veil | None:
         """What lies over its response; None for an exchange without a lease, and for that one alone."""
         if self._veil is None and self.lease is not None:
-            self._veil = Veil(self.lease.masking)
+            self._veil = Veil(self.lease.masking, keys=self.lease.token_requests)
         return self._veil
 
     @property
@@ -237,6 +237,9 @@ class Exchange:
             self.connection.services.recorder.put(self.decision_record(detail))
         if self._veil is not None and self._veil.found:
             detail = "; ".join(filter(None, (detail, "the credential was masked in what came back")))
+        if self._veil is not None and self._veil.taken:
+            taken = f"taken out of what came back: {', '.join(self._veil.taken)}"[:200]
+            detail = "; ".join(filter(None, (detail, taken)))
         record = self._record("end")
         record.reason = reason.value
         record.status = self.status

@@ -435,9 +435,7 @@ class Client(_Side):
         assert self.request is not None
         if head.status == 100 or self.request.http_version == "HTTP/1.0":
             return
-        response = response_of(head)
-        lines = b"".join(b"%s: %s\r\n" % field for field in onward_trailers(head.fields))
-        yield Interim(b"HTTP/1.1 %d %s\r\n%s\r\n" % (response.status_code, head.phrase, lines))
+        yield Interim(head.status, head.phrase, onward_trailers(head.fields))
 
     def body_done(self, trailers: tuple[Field, ...]) -> CommandGenerator[None]:
         """End the response; a response that ends before its request does ends the exchange."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mitmproxy.proxy import commands
 
-from egressd.gate.inspector.head import BadHead, ResponseHead
+from egressd.gate.inspector.head import BadHead, Field, ResponseHead
 from egressd.policy.reasons import Reason
 
 
@@ -34,9 +34,11 @@ class Failed(commands.Command):
 
 @dataclass(eq=False)
 class Interim(commands.Command):
-    """An interim response for the client, ready to be written."""
+    """An interim response for the client."""
 
-    data: bytes
+    status: int
+    phrase: bytes
+    fields: tuple[Field, ...]
 
 
 @dataclass(eq=False)

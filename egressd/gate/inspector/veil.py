@@ -24,6 +24,7 @@ from typing import Final
 from mitmproxy import http
 
 from egressd.credentials.scrub import Mask, Scrubber, SteadyScrubber
+from egressd.credentials.slots import fold, is_slot
 from egressd.gate.inspector.body import Broken
 from egressd.gate.inspector.head import Field
 from egressd.gate.inspector.inflate import Inflater, coding_of
@@ -43,6 +44,8 @@ _CODED_ONLY: Final = frozenset(
 )
 _CODED_ONLY_PREFIX: Final = b"x-amz-checksum-"
 
+_SESSIONS: Final = frozenset({"set-cookie", "set-cookie2"})
+
 _BY_LINE: Final = frozenset(
     {"text/event-stream", "text/html", "text/xml", "text/csv", "application/json", "application/xml"}
     | {"application/x-ndjson", "application/ndjson", "application/jsonl", "application/json-seq"}
@@ -55,11 +58,14 @@ _BY_LINE_ENDINGS: Final = ("+json", "+xml")
 class Veil:
     """Masks one response."""
 
-    __slots__ = ("_inflater", "_scrubber", "_texts", "mask")
+    __slots__ = ("_inflater", "_keys", "_scrubber", "_texts", "mask", "taken")
 
-    def __init__(self, mask: Mask) -> None:
-        """`mask` is that of the exchange's lease."""
+    def __init__(self, mask: Mask, *, keys: bool = False) -> None:
+        """`mask` is that of the exchange's lease; with `keys` the sandbox may be given such as the origin makes."""
         self.mask = mask
+        self._keys = keys
+        self.taken: dict[str, None] = {}
+        """The fields that held a key that the origin has made, and did not go on."""
         self._texts = 0  # bytes masked outside the body
         self._scrubber: Scrubber | SteadyScrubber = Scrubber(mask)
         self._inflater: Inflater | None = None
@@ -97,7 +103,16 @@ class Veil:
         return None
 
     def fields(self, fields: tuple[Field, ...]) -> tuple[Field, ...]:
-        """Return fields of a head or a trailer section, masked: names too."""
+        """Return fields of a head or a trailer section, masked: names too; without those that give the sandbox a key.
+
+        A session that an origin opens for the credential (Set-Cookie) is as good as that: it would go wherever the sandbox takes
+        it. Requests with the credential would not bring it back, as their cookies are taken out.
+        """
+        if not self._keys:
+            given = [fold(name) for name, _ in fields if _gives_key(name)]
+            if given:
+                self.taken.update(dict.fromkeys(given))
+                fields = tuple(field for field in fields if not _gives_key(field[0]))
         together = b"\n".join(chain.from_iterable(fields))
         if self.mask.whole(together) == together:
             return fields
@@ -132,6 +147,11 @@ class Veil:
             yield problem
         elif rest := self._scrubber.finish():
             yield rest
+
+
+def _gives_key(name: bytes) -> bool:
+    folded = fold(name)
+    return folded in _SESSIONS or is_slot(folded)
 
 
 def _is_by_line(content_type: str) -> bool:

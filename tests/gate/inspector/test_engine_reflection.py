@@ -28,10 +28,13 @@ def request(method: str = "GET", version: str = "1.1") -> bytes:
 
 
 @asynccontextmanager
-async def scene_of(*, credential: bool = True, mask: tuple[str, ...] = ()) -> AsyncIterator[Scene]:
+async def scene_of(
+    *, credential: bool = True, mask: tuple[str, ...] = (), token_requests: bool = False
+) -> AsyncIterator[Scene]:
     rule = keyed() if credential else entry(schemes=("https",), ports=(443,))
     scene = Scene(rule, tls=True)
-    Lender(lease_of(mask=mask)).serve(scene.engine.connection.sandbox, scene.engine.connection.services)
+    lender = Lender(lease_of(mask=mask, token_requests=token_requests))
+    lender.serve(scene.engine.connection.sandbox, scene.engine.connection.services)
     async with scene:
         yield scene
 
@@ -100,8 +103,6 @@ ECHOED = {
         + STARS
         + b"\r\nLocation: /?k="
         + STARS
-        + b"\r\nSet-Cookie: a="
-        + STARS
         + b"\r\n"
         + STARS
         + b": x\r\nContent-Length: 0\r\n\r\n",
@@ -145,6 +146,44 @@ def test_what_is_echoed_is_masked(answer: bytes, seen: bytes, bytewise: bool) ->
             (end,) = scene.records.of("end")
             assert (end.detail is not None) == (b"**" in seen)
             assert SECRET not in str(end.as_dict())
+
+    run(test())
+
+
+GIVEN = {
+    "a session": b"Set-Cookie: session=minted; Secure\r\n",
+    "two of them": b"set-cookie: a=minted\r\nSet-Cookie2: b=minted\r\n",
+    "a token": b"Authorization: Bearer minted\r\nX-Auth_Token: minted\r\n",
+    "a token by a name that nobody has listed": b"X-Acme-Access-Token: minted\r\n",
+}
+
+
+@pytest.mark.parametrize("fields", GIVEN.values(), ids=GIVEN)
+@pytest.mark.parametrize("where", ["head", "trailers", "interim"])
+def test_no_key_is_given_to_the_sandbox_that_the_origin_made_for_the_credential(
+    fields: bytes, where: str
+) -> None:
+    body = b"Transfer-Encoding: chunked\r\n\r\n1\r\n.\r\n0\r\n"
+    answer = {
+        "head": HEAD + b"X-One: 1\r\n" + fields + body + b"\r\n",
+        "trailers": HEAD + b"X-One: 1\r\n" + body + fields + b"\r\n",
+        "interim": b"HTTP/1.1 103 Early\r\n" + fields + b"\r\n" + HEAD + b"X-One: 1\r\n" + body + b"\r\n",
+    }[where]
+
+    async def test() -> None:
+        async with scene_of() as scene:
+            got = await told(scene, answer)
+            assert b"minted" not in got
+            assert b"X-One: 1\r\n" in got
+            (end,) = scene.records.of("end")
+            if where == "head":
+                assert end.detail is not None
+                assert end.detail.startswith("taken out of what came back: ")
+            assert "minted" not in str(end.as_dict())
+        async with scene_of(token_requests=True) as scene:
+            assert b"minted" in await told(scene, answer) or where != "head"
+        async with scene_of(credential=False) as scene:
+            assert b"minted" in await told(scene, answer) or where != "head"
 
     run(test())
 
