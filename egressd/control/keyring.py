@@ -9,9 +9,16 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from egressd.control.lending import Lending
-from egressd.control.secrecy import exposed_programs, leaks, secret_files, secret_variables, unmasked
+from egressd.control.secrecy import (
+    exposed_programs,
+    leaks,
+    replaceable,
+    secret_files,
+    secret_variables,
+    unmasked,
+)
 from egressd.credentials.broker import Broker
-from egressd.credentials.providers.base import take_variables
+from egressd.credentials.providers.base import pin, take_variables
 from egressd.policy.credential import CredentialsFile, Placeholder
 from egressd.policy.effective import EffectivePolicy
 from egressd.wiring.launch import covering
@@ -113,7 +120,7 @@ class Keyring:
         """Return what the operator is told of secrets that lie where the sandbox looks; `spec` is without their masks."""
         found = secret_files(self.file) if self.file is not None else ()
         return [
-            f"{path} holds a secret and lies in what the sandbox sees: it is masked, but what replaces it by renaming is not\n"
+            f"{path} holds a secret in what the sandbox sees: it is masked, but what replaces it by renaming is not, nor read\n"
             "hint: keep it in a folder of its own, outside the workspace and everything that --bind names"
             for path in unmasked(found, spec)
             if covering(spec, path) == (path,)
@@ -210,3 +217,4 @@ def _check(file: CredentialsFile, spec: SandboxSpec) -> None:
     ]
     if problems:
         raise Exposed("\n".join(problems))
+    pin(replaceable(secret_files(file), spec))

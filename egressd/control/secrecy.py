@@ -16,7 +16,8 @@ from pydantic import BaseModel
 from egressd.credentials.providers.exec import PATH
 from egressd.policy.credential import CredentialsFile, SecretRef, Source
 from egressd.wiring.kernel import forbid_inspection
-from egressd.wiring.launch import shown, writable
+from egressd.wiring.launch import shown, writable, writable_trees
+from egressd.wiring.mounts import within
 from egressd.wiring.spec import SandboxSpec
 
 _MCL_CURRENT, _MCL_FUTURE, _MCL_ONFAULT = 1, 2, 4
@@ -62,6 +63,31 @@ def exposed_programs(file: CredentialsFile, spec: SandboxSpec) -> list[str]:
                 found.append(f"credential {name}: the sandbox can write {word} or a folder above it")
                 break
     return found
+
+
+def replaceable(files: Iterable[str], spec: SandboxSpec) -> list[str]:
+    """Return those of `files` in whose place the sandbox could put others, or links, however they are masked."""
+    trees = [os.path.realpath(tree) for tree in writable_trees(spec)]
+    return [path for path in files if any(within(place, tree) for place in _ways(path) for tree in trees)]
+
+
+def _ways(path: str) -> Iterator[str]:
+    """Yield where the links lie by which a path leads to a file, and where the file does, with no link above any of them."""
+    place, links = "/", 0
+    waiting = path.split("/")[::-1]
+    while waiting:
+        part = waiting.pop()
+        place = os.path.dirname(place) if part == ".." else os.path.join(place, "" if part == "." else part)
+        if part and os.path.islink(place) and links < _MOST_LINKS:
+            yield place
+            links += 1
+            target = os.path.join(os.path.dirname(place), os.readlink(place))
+            place, waiting = "/", waiting + target.split("/")[::-1]
+    yield place
+
+
+_MOST_LINKS: Final = 40
+"""MAXSYMLINKS, include/linux/namei.h."""
 
 
 def leaks(env: Mapping[str, str], environ: Mapping[str, str], variables: Iterable[str]) -> list[str]:

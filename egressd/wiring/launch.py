@@ -78,8 +78,14 @@ def view(spec: SandboxSpec) -> View:
 def writable(spec: SandboxSpec, path: str) -> bool:
     """Could the sandbox change what is found at `path`, by writing it or anything above or below it?"""
     real = os.path.realpath(path)
-    trees = [spec.workspace, *(bind.path for bind in spec.binds if bind.writable)]
-    return any(within(real, tree) or within(tree, real) for tree in map(os.path.realpath, trees))
+    return any(
+        within(real, tree) or within(tree, real) for tree in map(os.path.realpath, writable_trees(spec))
+    )
+
+
+def writable_trees(spec: SandboxSpec) -> tuple[str, ...]:
+    """Return the paths of the host below which the sandbox can write."""
+    return (spec.workspace, *(bind.path for bind in spec.binds if bind.writable))
 
 
 def shown(spec: SandboxSpec, path: str) -> bool:

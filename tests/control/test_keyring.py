@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,8 @@ import pytest
 from egressd.control import secrecy
 from egressd.control.keyring import Exposed, Keyring, make_placeholder
 from egressd.control.secrecy import exposed_programs, leaks, secret_files, secret_variables
-from egressd.policy.credential import CredentialsFile, Placeholder
+from egressd.credentials.providers.base import SourceFailed, read_secret
+from egressd.policy.credential import CredentialsFile, Placeholder, SecretRef
 from egressd.policy.effective import EffectiveEntry, EffectivePolicy
 from egressd.wiring.launch import shown
 from egressd.wiring.spec import Bind, SandboxSpec
@@ -191,6 +194,71 @@ def test_in_what_is_let_in_only_the_file_is_masked_and_the_operator_told(spec: S
     assert "what replaces it by renaming is not" in note
 
 
+def _read(path: Path) -> str:
+    return asyncio.run(read_secret(SecretRef(file=str(path))))
+
+
+MOVES: dict[str, Callable[[Path, Path], None]] = {
+    "a folder above it is moved away": lambda folder, _: _rename(folder, folder.with_name("away")),
+    "a link to it leads to another secret": lambda folder, other: _relink(folder / "link", other),
+    "a folder is a link now": lambda folder, other: _rename(folder, folder.with_name("away"), other.parent),
+}
+
+
+def _rename(folder: Path, to: Path, link: Path | None = None) -> None:
+    folder.rename(to)
+    if link is not None:
+        folder.symlink_to(link)
+        return
+    folder.mkdir()
+    for name in ("key", "link"):
+        (folder / name).write_text("the-attackers")
+        (folder / name).chmod(0o600)
+
+
+def _relink(link: Path, other: Path) -> None:
+    link.unlink()
+    link.symlink_to(other)
+
+
+@pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
+def test_where_the_sandbox_can_write_no_other_file_is_read_than_at_the_start(
+    move: Callable[[Path, Path], None], spec: SandboxSpec, tmp_path: Path
+) -> None:
+    """Its own key would go out in the place of ours, or another secret of ours to the wrong host."""
+    folder, other = Path(spec.workspace) / "sub", tmp_path / "others"
+    folder.mkdir()
+    other.mkdir()
+    for place, text in ((folder / "key", CANARY), (other / "key", "of-another"), (tmp_path / "key", CANARY)):
+        place.write_text(text)
+        place.chmod(0o600)
+    (other / "link").symlink_to(other / "key")
+    (folder / "link").symlink_to(tmp_path / "key")
+    (tmp_path / "outer").symlink_to(folder / "link")
+    for path in (folder / "link", tmp_path / "outer", folder / "key"):
+        masked = dataclasses.replace(spec, masks=(str(folder), str(tmp_path)))
+        Keyring(file(a={"file": str(path)}), policy("a")).check(masked)
+        assert _read(path) == CANARY
+    (tmp_path / "key").write_text(f"{CANARY}-new")
+    assert _read(folder / "link") == f"{CANARY}-new", "who writes into the file itself is not the sandbox"
+    move(folder, other / "key")
+    for path in (folder / "link", tmp_path / "outer"):
+        with pytest.raises(SourceFailed, match="another file than at the start"):
+            _read(path)
+
+
+def test_elsewhere_a_file_may_be_replaced(spec: SandboxSpec, tmp_path: Path) -> None:
+    path = tmp_path / "secrets" / "key"
+    path.parent.mkdir()
+    path.write_text(CANARY)
+    masked = dataclasses.replace(spec, masks=(str(path.parent),))
+    Keyring(file(a={"file": str(path)}), policy("a")).check(masked)
+    new = tmp_path / "new"
+    new.write_text(f"{CANARY}-new")
+    new.rename(path)
+    assert _read(path) == f"{CANARY}-new"
+
+
 @pytest.mark.parametrize(
     ("command", "exposed"),
     [
@@ -331,6 +399,7 @@ def test_where_there_is_no_swap_nothing_is_locked(tmp_path: Path, monkeypatch: p
 
 _LOCKED = """
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from egressd.control import secrecy
 secrecy._SWAPS = Path(sys.argv[1])

@@ -121,6 +121,25 @@ def take_variables(names: Iterable[str]) -> None:
         del os.environ[name]
 
 
+_pinned: dict[str, tuple[int, int] | None] = {}
+"""Device and inode of files that a sandbox could put another one in the place of."""
+
+
+def pin(paths: Iterable[str]) -> None:
+    """Read a secret from nothing else, for as long as this process lives, than the file that lies at each of these paths now.
+
+    Whoever can exchange one (by moving a folder above it, or a link to it) could have their own key sent out in its stead, or
+    another secret of ours to the wrong host.
+    """
+    for path in paths:
+        try:
+            status = os.stat(path)
+        except OSError:
+            _pinned[path] = None
+        else:
+            _pinned[path] = status.st_dev, status.st_ino
+
+
 async def read_secret(ref: SecretRef, *, lines: bool = False) -> str:
     """Return the secret that a reference names; raises SourceFailed, which says what is wrong and never shows the value.
 
@@ -148,6 +167,10 @@ def read_file(path: str, *, lines: bool = False) -> str:
     try:
         status = os.fstat(fd)
         _check_file(path, status)
+        if path in _pinned and (status.st_dev, status.st_ino) != _pinned[path]:
+            raise SourceFailed(
+                f"{path}: another file than at the start, where the sandbox can write; start it anew"
+            )
         content = b""
         while len(content) <= SECRET_LIMIT + 2 and (more := os.read(fd, SECRET_LIMIT + 3 - len(content))):
             content += more
