@@ -36,8 +36,11 @@ _SAFE: Final = ":@!$&'()*+,=~"
 _PARTS: Final = frozenset({"range", "if-range", "x-amz-range", "x-ms-range", "x-goog-range"})
 """A part of a body hides from the mask; some storage services have a field of their own for it."""
 
-_IN_BODY: Final = frozenset({"sec-websocket-extensions", "grpc-accept-encoding", "connect-accept-encoding"})
-"""Offers of codings message by message, which the mask does not read: an answer that takes one is refused."""
+_IN_BODY: Final = frozenset(
+    {"sec-websocket-extensions", "grpc-accept-encoding", "connect-accept-encoding", "a-im", "accept-charset"}
+)
+"""Offers of other codings, message by message, of a difference (RFC 3229) or of characters, which the mask does not read: an
+answer that takes one is refused, where it says so."""
 
 _CODINGS: Final = ("gzip", "identity")
 """What is decoded to be masked."""
@@ -277,7 +280,9 @@ def _with_field(field: Field, target: str, fields: tuple[Field, ...]) -> Attache
 def _in_query(name: str, secret: str, target: str, fields: tuple[Field, ...]) -> Attached | Refused:
     path, _, query = target.partition("?")
     key = quote(name, safe="")
-    if any(fold_parameter(part) == fold_parameter(key) for part in re.split("[&;]", query)):
+    if clear(f"?{query}", (), parameters=frozenset({fold_parameter(key)})).target != (
+        f"?{query}" if query else "?"
+    ):
         return Refused(Reason.CREDENTIAL_UNAVAILABLE, "its slot is not clear")
     joint = "" if not query or query.endswith("&") else "&"
     added = f"{path}?{query}{joint}{key}={quote(secret, safe='')}"

@@ -27,6 +27,12 @@ HEADERS: Final = frozenset(
         "x-authorization",
         "x-auth",
         "authorization-token",
+        "token",
+        "jwt",
+        "x-jwt",
+        "bearer",
+        "secret",
+        "x-secret",
     }
     | {
         "api-key",
@@ -75,9 +81,9 @@ HEADERS: Final = frozenset(
 _ENDINGS: Final = (
     *("-api-key", "-apikey", "-api-token", "-auth-token", "-access-token", "-auth-key", "-access-key"),
     *("-app-key", "-appkey", "-application-key", "-client-secret", "-api-secret", "-password"),
-    *("-subscription-key", "-authorization", "-admin-key", "-secret-key"),
+    *("-subscription-key", "-authorization", "-admin-key", "-secret-key", "-session-token", "-bearer-token"),
 )
-"""What names of such fields end in, at APIs that nobody has listed."""
+"""What names of such fields end in, or are, at APIs that nobody has listed."""
 
 QUERY: Final = frozenset(
     {
@@ -197,7 +203,7 @@ def clear(
 @lru_cache(maxsize=4096)
 def is_slot(folded: str) -> bool:
     """Say whether a field of this folded name is known to hold a key."""
-    return folded in HEADERS or folded.endswith(_ENDINGS)
+    return folded in HEADERS or f"-{folded}".endswith(_ENDINGS)
 
 
 def _clear_query(target: str, parameters: frozenset[str]) -> tuple[str, list[str]]:
@@ -207,10 +213,11 @@ def _clear_query(target: str, parameters: frozenset[str]) -> tuple[str, list[str
     found: list[str] = []
     pieces: list[str] = []
     changed = False
+    parameters = _compact(parameters)
     for piece in query.split("&"):
         parts = piece.split(";")  # which some origins take for a separator
         keys = [fold_parameter(part) for part in parts]
-        kept = [part for part, key in zip(parts, keys, strict=True) if key not in parameters]
+        kept = [part for part, key in zip(parts, keys, strict=True) if key.replace("_", "") not in parameters]
         if len(kept) < len(parts):
             changed = True
             found += [
@@ -226,7 +233,13 @@ def _clear_query(target: str, parameters: frozenset[str]) -> tuple[str, list[str
 
 
 def _is_given(part: str, key: str, parameters: frozenset[str]) -> bool:
-    return key in parameters and bool(part.partition("=")[2])
+    return key.replace("_", "") in parameters and bool(part.partition("=")[2])
+
+
+@lru_cache(maxsize=256)
+def _compact(parameters: frozenset[str]) -> frozenset[str]:
+    """Return keys without what parts their words: `authToken` is `auth_token` to whoever names it so."""
+    return frozenset(key.replace("_", "") for key in parameters)
 
 
 def _protocols(value: bytes) -> bytes:

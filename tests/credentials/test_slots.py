@@ -36,6 +36,7 @@ NAMES = [
         b"Ocp-Apim-Subscription-Key",
     ),
     *(b"X-Vault-Token", b"X-Auth-Token", b"X-Auth-Key", b"CF-Access-Client-Secret", b"X-Amzn-Authorization"),
+    *(b"Access-Token", b"Auth_Token", b"App-Key", b"Token", b"X-JWT", b"password", b"Secret-Key"),
 ]
 
 
@@ -88,6 +89,15 @@ def test_an_empty_slot_is_cleared_and_not_found() -> None:
         pytest.param("/a?key=k", "/a", ("query key",), id="alone"),
         pytest.param("/a?x=1&key=k&y=2", "/a?x=1&y=2", ("query key",), id="between others"),
         pytest.param("/a?key=k&key=l", "/a", ("query key",), id="twice"),
+        pytest.param(
+            "/a?authToken=k&clientSecret=k&x=1",
+            "/a?x=1",
+            ("query authtoken", "query clientsecret"),
+            id="as one word",
+        ),
+        pytest.param(
+            "/a?page_token=k&nextToken=k", "/a?page_token=k&nextToken=k", (), id="where a list goes on"
+        ),
         pytest.param("/a?API_KEY=k&Api-Key=k", "/a", ("query api_key",), id="in capitals and with a hyphen"),
         pytest.param("/a?%6Bey=k&x=1", "/a?x=1", ("query key",), id="escaped"),
         pytest.param("/a?key[]=k&key[0]=k", "/a", ("query key",), id="as a list"),

@@ -95,6 +95,8 @@ class Veil:
                 return "a part of a coded body"
             if any(map(_codes_messages, fields)):
                 return "messages are coded"
+            if status == 226 or "im" in response.headers:
+                return "a difference to another body"
         if coding is not None and not isinstance(coding, Broken):
             fields = tuple(_weak(field) for field in fields if not _is_coded_only(field[0].lower()))
             self._inflater = None if bodiless else Inflater(coding)

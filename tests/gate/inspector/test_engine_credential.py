@@ -268,12 +268,20 @@ def test_or_refused_where_the_credential_says_so(field: str, slot: str) -> None:
 
 def test_what_hides_an_answer_from_the_mask_is_taken_out() -> None:
     async def test() -> None:
-        fields = ("Range: bytes=0-1", 'If-Range: "x"', "Accept-Encoding: br, gzip;q=0.5, zstd")
+        fields = (
+            "Range: bytes=0-1",
+            'If-Range: "x"',
+            "Accept-Encoding: br, gzip;q=0.5, zstd",
+            "A-IM: gzip, vcdiff",
+            "Accept-Charset: utf-32",
+        )
         async with scene_of(Lender(lease_of())) as scene:
             await scene.says(request("/v1/x", *fields))
             seen = dict(head_of(scene)[1])
             assert "range" not in seen
             assert "if-range" not in seen
+            assert "a-im" not in seen
+            assert "accept-charset" not in seen
             assert seen["accept-encoding"] == "gzip"
         async with scene_of(Lender(lease_of(range=True))) as scene:
             await scene.says(request("/v1/x", *fields))

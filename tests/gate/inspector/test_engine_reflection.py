@@ -305,6 +305,7 @@ UNSCANNABLE = {
     "gzip in two fields": b"Content-Encoding: gzip\r\nContent-Encoding: gzip\r\n",
     "a part of a coded body": b"Content-Encoding: gzip\r\nContent-Range: bytes 0-5/9\r\n",
     "gRPC's own compression": b"grpc-encoding: gzip\r\n",
+    "a difference": b"IM: vcdiff\r\n",
 }
 
 
