@@ -30,7 +30,8 @@ class Order:
     """A sandbox that is to be wired.
 
     `id` was never anybody's; `generation` is greater than that of every sandbox before it, restarts included: state that
-    outlives a sandbox is keyed by it, never by an address. `source` is the address that it will come from, where that is known.
+    outlives a sandbox is keyed by it, never by an address. `source` is the address that it will come from, where that is known;
+    behind a bridge `mac` and `port` say where that address belongs.
     `place` is where it is, as its caller says: a process of its network namespace (`pid`), or the namespace's path.
     """
 
@@ -39,6 +40,8 @@ class Order:
     profile: str
     labels: Mapping[str, str] = field(default_factory=dict)
     source: str | None = None
+    mac: str | None = None
+    port: str | None = None
     pid: int | None = None
     netns: str | None = None
 
@@ -61,6 +64,10 @@ class Wired(Protocol):
     @property
     def source(self) -> str | None:
         """The address that it comes from, in normal form: nobody else's while it lives."""
+
+    @property
+    def interface(self) -> str:
+        """The interface at which that address means this sandbox, as in `messages.Serve`."""
 
     @property
     def answers(self) -> Literal["synthetic", "self"]:
@@ -108,6 +115,7 @@ class Plain:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     token: str | None = field(default=None, repr=False)
     source: str | None = None
+    interface: str = ""
     answers: Literal["synthetic", "self"] = "synthetic"
     own: tuple[str, ...] = ()
 

@@ -7,6 +7,8 @@ listeners on the loopback that both share. What was found by attacking a first d
   127.0.0.11, at a port that changes !); it is egressd's alone.
 * A socket that is bound to the outer interface, for which nobody needs a capability, keeps it when the packet is redirected !: to
   127.0.0.1 by the outer interface, bytes included. Only after routing can that be seen, hence the table mangle.
+* A socket that is bound to lo sends to anywhere by lo !: it would meet a listener, and no answer would find it. That is refused
+  before it is redirected.
 * `--uid-owner` looks at who opened the socket. Packets without such a socket are the kernel's own: the last ones of a connection
   that was closed (egressd's pass, since nobody else's ever was established), neighbour discovery, replies to strangers (dropped).
 * The first rules are there to be tried by egressd itself, which may not read rules without a capability: see `sidecar.proved`.
@@ -26,6 +28,7 @@ from egressd.wiring.ruleset import (
 
 CHAIN: Final = PREFIX
 REFUSING: Final = f"{PREFIX}-REFUSE"
+ASTRAY: Final = f"{PREFIX}-ASTRAY"
 
 RESOLVERS: Final[dict[Family, str]] = {4: RESOLVER, 6: "2001:2::1"}
 """Led to egressd's DNS listener whoever asks, egressd too: what answers there proves the redirection."""
@@ -55,7 +58,13 @@ def sidecar_overlay(family: Family, uid: int, *, nflog_group: int = NFLOG_GROUP)
     return (
         # The chain that is led to comes first: text is read from top to bottom.
         ("filter", (refusing, Chain(CHAIN, _filter(family, uid), output))),
-        ("mangle", (Chain(CHAIN, _after_routing(family, nflog_group), (Jump("POSTROUTING"),)),)),
+        (
+            "mangle",
+            (
+                Chain(CHAIN, _after_routing(family, nflog_group), (Jump("POSTROUTING"),)),
+                Chain(ASTRAY, _astray(nflog_group), output),
+            ),
+        ),
         ("nat", (Chain(CHAIN, _nat(family, uid), output),)),
     )
 
@@ -85,7 +94,7 @@ def _filter(family: Family, uid: int) -> tuple[str, ...]:
         *engine,
         # What was redirected: it still counts as leaving by the outer interface here.
         f"-d {_LOOPBACK[family]} -m conntrack --ctstate DNAT -j ACCEPT",
-        # LOCAL, not loopback alone: whoever binds a socket to lo may send anything there.
+        # The pod's own addresses too: what is local leaves nothing.
         "-o lo -m addrtype --dst-type LOCAL -j ACCEPT",
         f"-p tcp {_NOBODYS} -m conntrack --ctstate ESTABLISHED --ctdir ORIGINAL -j ACCEPT",
         f"-p tcp -m tcp ! --tcp-flags FIN,SYN,RST,ACK SYN {_NOBODYS} -j DROP",
@@ -100,6 +109,11 @@ def _after_routing(family: Family, nflog_group: int) -> tuple[str, ...]:
         f"-d {_LOOPBACK[family]} {_log(nflog_group)}",
         f"-d {_LOOPBACK[family]} -j DROP",
     )
+
+
+def _astray(nflog_group: int) -> tuple[str, ...]:
+    astray = "-o lo -m addrtype ! --dst-type LOCAL"
+    return (f"{astray} {_log(nflog_group)}", f"{astray} -j DROP")
 
 
 def _nat(family: Family, uid: int) -> tuple[str, ...]:
