@@ -32,7 +32,7 @@ from egressd.gate.inspector.layers import InspectorLayer, client_of, context_of
 from egressd.gate.inspector.pace import Pace, Starved
 from egressd.gate.inspector.pipe import PipeLayer, upgrade
 from egressd.gate.inspector.upstream import Opened, OpenFailed, leads_to, open_upstream, reason_of
-from egressd.gate.inspector.veil import SIP
+from egressd.gate.inspector.veil import TURN
 from egressd.gate.tls.stream import ByteStream
 from egressd.policy.attempt import Decision
 from egressd.policy.reasons import Reason
@@ -164,14 +164,19 @@ class Engine:
 
     def _sip(self, data: bytes) -> None:
         """Feed by small pieces what may be coded, and keep what the client cannot take what it stands for of."""
-        at = 0
+        at, veil = 0, self._exchange.veil if self._exchange is not None else None
+        enough = veil.undone + TURN if veil is not None else 0
         while at < len(data) and self._server is not None and self._is_open():
             if self._conduit.client.paused:
                 self._pace.keep(data[at:])
                 break
             veil = self._exchange.veil if self._exchange is not None else None
+            if veil is not None and veil.undone >= enough:
+                self._pace.keep(data[at:])
+                self._loop.call_soon(self._go_on)
+                break
             whole = veil is None or (self._layer.sandbox_side.begun and not veil.inflates)
-            piece = data[at:] if whole else data[at : at + SIP]
+            piece = data[at:] if whole or veil is None else data[at : at + veil.sip]
             at += len(piece)
             if self._exchange is not None:
                 self._exchange.down += len(piece)

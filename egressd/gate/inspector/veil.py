@@ -30,7 +30,11 @@ from egressd.gate.inspector.head import Field
 from egressd.gate.inspector.inflate import Inflater, coding_of
 
 SIP: Final = 4 * 1024
-"""Bytes of a coded body that are undone at a time, and may stand for a thousand times as many."""
+_LEAST_SIP: Final = 64
+"""Bytes of a coded body that are undone at a time: fewer where they stand for many, as they may for a thousand times as many."""
+
+TURN: Final = 256 * 1024
+"""Bytes that are masked before whatever else waits has its turn: a text made to look like a secret takes its time."""
 
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 """Fields that were judged as framing, and hold nothing else."""
@@ -58,7 +62,7 @@ _BY_LINE_ENDINGS: Final = ("+json", "+xml")
 class Veil:
     """Masks one response."""
 
-    __slots__ = ("_inflater", "_keys", "_scrubber", "_texts", "mask", "taken")
+    __slots__ = ("_inflater", "_keys", "_scrubber", "_texts", "mask", "sip", "taken", "undone")
 
     def __init__(self, mask: Mask, *, keys: bool = False) -> None:
         """`mask` is that of the exchange's lease; with `keys` the sandbox may be given such as the origin makes."""
@@ -66,6 +70,10 @@ class Veil:
         self._keys = keys
         self.taken: dict[str, None] = {}
         """The fields that held a key that the origin has made, and did not go on."""
+        self.sip = SIP // 16
+        """How many bytes of a coded body to give next."""
+        self.undone = 0
+        """Bytes that those given so far stood for."""
         self._texts = 0  # bytes masked outside the body
         self._scrubber: Scrubber | SteadyScrubber = Scrubber(mask)
         self._inflater: Inflater | None = None
@@ -136,11 +144,24 @@ class Veil:
 
     def body(self, data: bytes) -> Iterator[bytes | Broken]:
         """Return what may go on of the body once `data` has come, in pieces, none of them empty; `Broken` is the last one."""
-        pieces: Iterable[bytes | Broken] = (data,) if self._inflater is None else self._inflater.feed(data)
+        pieces: Iterable[bytes | Broken] = (
+            (data,) if self._inflater is None else self._undo(self._inflater, data)
+        )
         for piece in pieces:
             masked = piece if isinstance(piece, Broken) else self._scrubber.feed(piece)
             if masked:
                 yield masked
+
+    def _undo(self, inflater: Inflater, data: bytes) -> Iterator[bytes | Broken]:
+        before = self.undone
+        for piece in inflater.feed(data):
+            self.undone += len(piece) if isinstance(piece, bytes) else 0
+            yield piece
+        stood_for = self.undone - before
+        if stood_for > TURN // 4:
+            self.sip = max(_LEAST_SIP, self.sip // 2)
+        elif stood_for < TURN // 16:
+            self.sip = min(SIP, self.sip * 2)
 
     def end(self) -> Iterator[bytes | Broken]:
         """Return what is left of the body at its end."""

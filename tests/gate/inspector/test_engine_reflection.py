@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import gzip
 import itertools
@@ -439,6 +440,27 @@ def test_each_answer_on_a_connection_begins_anew() -> None:
                 await scene.says(request())
                 assert await scene.origin_says(sized(S[3:])) == sized(S[3:])
             assert len(scene.upstreams) == 1
+
+    run(test())
+
+
+def test_what_takes_its_time_to_mask_lets_others_have_their_turn() -> None:
+    """A megabyte that looks like the secret everywhere, from a kilobyte: other sandboxes of this worker go on meanwhile."""
+
+    async def test() -> None:
+        async with scene_of() as scene:
+            size = 4 * 1024 * 1024 // 3 * 3
+            coded = gzip.compress(S[:3] * (size // 3), 9)
+            await scene.says(request())
+            turns: list[int] = []
+            scene.upstreams[-1].arrive(sized(coded, b"Content-Encoding: gzip"))
+            while len(turns) < 1000 and not scene.records.ends():
+                turns.append(len(scene.client.written))
+                await asyncio.sleep(0)
+            steps = [after - before for before, after in itertools.pairwise(turns)]
+            assert max(steps) < 1024 * 1024
+            assert len(unchunked(scene.client.written)) > size
+            assert scene.records.ends() == ["completed"]
 
     run(test())
 

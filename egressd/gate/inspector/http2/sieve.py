@@ -10,7 +10,7 @@ from typing import Final
 
 from egressd.gate.inspector.body import Broken
 from egressd.gate.inspector.http2.lane import Course, Section
-from egressd.gate.inspector.veil import SIP, Veil
+from egressd.gate.inspector.veil import Veil
 
 READY: Final = 64 * 1024
 """Bytes that are masked and not yet taken above which nothing more is masked."""
@@ -51,9 +51,10 @@ class Sieve:
         """Mask as much as the course has room for; returns what is wrong with the body, and then no more of it may go on."""
         while self._came and course.waiting < READY:
             data = self._came.popleft()
-            if self._veil.inflates and len(data) > SIP:
-                self._came.appendleft(data[SIP:])
-                data = data[:SIP]
+            sip = self._veil.sip
+            if self._veil.inflates and len(data) > sip:
+                self._came.appendleft(data[sip:])
+                data = data[:sip]
             self.waiting -= len(data)
             for piece in self._veil.body(data):
                 if isinstance(piece, Broken):

@@ -21,6 +21,9 @@ from egressd.gate.limits import retry_after
 BURST: Final = 64 * 1024
 """Bytes that are written to a socket at once; then it says whether it takes more."""
 
+TURN: Final = 256 * 1024
+"""Bytes that are sent one way before whatever else waits in this process has its turn: masking them may take a while."""
+
 HELD_FREE: Final = 256 * 1024
 HELD_MOST: Final = 64 * 1024 * 1024
 """Bytes of bodies that wait: in one connection, and in all of a sandbox."""
@@ -175,7 +178,7 @@ class Traffic:
         """Send until nothing more can be; returns whether anything was."""
         if way.target is None or not way.busy:
             return False
-        now, moved = time.monotonic(), False
+        now, moved, total = time.monotonic(), False, 0
         more, sent = self._socket.flush(up=way.up), 1
         while more and sent:
             sent = burst = 0
@@ -187,7 +190,10 @@ class Traffic:
                     burst = 0
                     if not (more := self._socket.flush(up=way.up)):
                         break
-            moved = moved or sent > 0
+            moved, total = moved or sent > 0, total + sent
+            if total >= TURN:
+                asyncio.get_running_loop().call_soon(self._socket.moved)
+                return False
         return moved
 
     def _step(self, way: _Way, lane: Lane, now: float) -> int:

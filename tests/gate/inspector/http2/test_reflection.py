@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import itertools
@@ -289,6 +290,28 @@ def test_a_bomb_is_undone_only_as_fast_as_it_is_taken() -> None:
                 await scene.settle()
             assert (len(answer.body), answer.ended) == (size, True)
             assert scene.engine.held == 0
+
+    run(test())
+
+
+def test_what_takes_its_time_to_mask_lets_others_have_their_turn() -> None:
+    async def test() -> None:
+        async with scene_of(window=16 * 1024 * 1024) as scene:
+            size = 4 * 1024 * 1024 // 3 * 3
+            stream = scene.client.asks("GET", "/")
+            await scene.settle()
+            scene.client.h2.increment_flow_control_window(2**30)
+            await scene.settle()
+            peer = scene.origin.h2
+            peer.send_headers(stream, [(b":status", b"200"), (b"content-encoding", b"gzip")])
+            peer.send_data(stream, gzip.compress(S[:3] * (size // 3), 9), end_stream=True)
+            turns: list[int] = []
+            while len(turns) < 1000 and not scene.records.ends():
+                turns.append(len(scene.client_stream.written))
+                await asyncio.sleep(0)
+            await scene.settle()
+            assert max(after - before for before, after in itertools.pairwise(turns)) < 1024 * 1024
+            assert len(scene.client.heard[stream].body) == size
 
     run(test())
 
