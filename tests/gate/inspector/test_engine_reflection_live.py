@@ -155,7 +155,7 @@ def test_a_long_body_arrives_whole_at_a_reader_that_stops_and_goes(coding: str) 
 
 
 def test_an_origin_that_ends_while_its_coded_answer_waits_loses_nothing() -> None:
-    plain = bytes(4 * 1024 * 1024) + S
+    plain = bytes(24 * 1024 * 1024) + S
 
     async def page(asked: Asked) -> bool:
         head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nConnection: close\r\n\r\n"
