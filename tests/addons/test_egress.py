@@ -333,7 +333,7 @@ FAULTS = [
     "egressd.gate.inspector.addon:decide",
     "egressd.gate.inspector.addon:bind",
     "egressd.gate.inspector.addon:onward_request",
-    "egressd.gate.inspector.exchange:permit_address",
+    "egressd.gate.permission:permit_place",
     "egressd.gate.inspector.exchange:Exchange.commit",
     "egressd.gate.dns.upstream:Resolver.resolve",
     "egressd.gate.dialer:OwnAddresses.__call__",

@@ -91,7 +91,7 @@ CONTROL: tuple[str, ...] = (
     "egressd.control.supervisor:issue_worker_intermediate",
     "egressd.control.supervisor:local_addresses",
     "egressd.control.supervisor:sealed",
-    "egressd.control.session:load_rules",
+    "egressd.control.rulebook:load_rules",
 )
 _NONE = 99
 _START = f"import runpy, sys; sys.argv[:1] = [{__file__!r}, '--worker']; runpy.run_path({__file__!r}, run_name='__main__')"

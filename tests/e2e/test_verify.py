@@ -171,7 +171,7 @@ def install(top: Path, owner: int) -> Installation:
     places = ("rules", "credentials.yaml", "ca", "journal.jsonl", "state", "control.sock")
     lines = [f"{key}: {place}" for key, place in zip(keys, places, strict=True)]
     made.config.write_text("\n".join(["schema: 1", *lines, ""]))
-    for name in ("journal.jsonl", "control.sock"):
+    for name in ("journal.jsonl", "control.sock", "control-attach.sock"):
         (conf / name).touch(0o600)
     (conf / "credentials.yaml").write_text(CREDENTIALS)
     (conf / "credentials.yaml").chmod(0o600)
