@@ -137,6 +137,7 @@ type Ports = Annotated[list[Port], Field(min_length=1)]
 type Schemes = Annotated[list[Scheme], Field(min_length=1)]
 type ParameterType = Literal["segment", "repo", "host_label", "prefix", "enum"]
 type Values = Annotated[list[Text], Field(min_length=1)]
+type Access = Literal["read", "call", "write", "deny"]
 
 
 def _values(value: object) -> object:
@@ -300,7 +301,24 @@ class ServiceEntry(Said):
     ports: Ports | None = None
     treatment: Treatment | None = None
     requests: Texts | None = None
+    credential: Literal["never"] | None = Field(
+        None, description="a profile's credential for the service does not go to these hosts"
+    )
+    reads: Text | None = Field(
+        None, description="why requests other than GET and HEAD here change nothing; for `access: read`"
+    )
     because: Text | None = Field(None, description="what these hosts are for")
+
+
+class AcceptService(Said):
+    """Findings of `egressd services lint` that the owner takes knowingly, each with the reason."""
+
+    shared_host: Text | None = Field(
+        None, alias="shared-host", description="hosts of many tenants whose paths the service does not bind"
+    )
+    lookalike: Text | None = Field(
+        None, description="a host that is spelled nearly like another one and is meant"
+    )
 
 
 class ServiceFile(Said):
@@ -313,6 +331,12 @@ class ServiceFile(Said):
     reviewed: Day = Field(description="the day on which the hosts below were last compared with the sources")
     sources: Texts = Field(description="where the facts come from")
     risks: Texts | None = Field(None, description="what a sandbox can still do with it")
+    access: Access = Field(
+        "read",
+        description="read: nothing changes there; call: an API computes on what is sent; write: it publishes or "
+        "stores; deny: for denials only",
+    )
+    accept: AcceptService | None = None
     expects: Literal["credential"] | None = Field(
         None, description="whoever uses it should attach a credential, or the sandbox's own keys go out"
     )

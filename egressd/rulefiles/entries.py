@@ -239,6 +239,10 @@ class Reader:
                 )
             return
         permits = isinstance(entry, PermittingEntry)
+        if permits and service.model.access == "deny":
+            message = f"{name} is for denials: what it names is never to be reached"
+            self.note((*where, "service"), Code.NOT_TOGETHER, message, "name it under `deny`")
+            return
         for reach in expand(service, entry.with_ or {}, (self.document, where), self.findings):
             part = reach.entry
             treatment = part.treatment or "inspect"
@@ -250,6 +254,7 @@ class Reader:
                 "hosts": hosts,
                 "requests": reach.requests,
                 "because": entry.because or part.because,
+                **({"credential": None} if part.credential == "never" else {}),
                 "via": reach.via,
             }
 

@@ -226,7 +226,8 @@ def _uses(written: list[Written], document: Document) -> Iterator[Used]:
             continue
         place = document.place(one.effect, one.index, "credential")
         for entry in one.entries:
-            yield Used(entry, document.path, place)
+            if entry.credential is not None:  # a service keeps it from some of its hosts
+                yield Used(entry, document.path, place)
 
 
 def _bare(written: list[Written], reader: Reader) -> Iterator[Bare]:
