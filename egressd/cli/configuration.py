@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -33,7 +31,7 @@ def print_config(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print the configuration; exits with 2 where it cannot be used, with every problem."""
-    from egressd.control.config import ConfigError, read_config
+    from egressd.control.config import ConfigError, read_config, values
 
     try:
         config, origins = read_config({"rules": GIVEN.rules}, os.environ, file=GIVEN.config)
@@ -50,25 +48,6 @@ def print_config(
     for key, value in values(config):
         origin = f"    # {_origin(key, config, origins)}" if show_origin else ""
         print(f"{key}: {json.dumps(value, ensure_ascii=False)}{origin}")
-
-
-def values(config: Config) -> Iterator[tuple[str, Any]]:
-    """Yield each key by its dotted name, with what holds: given or by default, None where there is none."""
-    from egressd.control.config import keys
-
-    settings = config.settings()
-    for key in keys().values():
-        section, _, name = key.partition(".")
-        value: Any
-        if key == "ca_dir":
-            value = config.ca.ca
-        elif section == "limits":
-            value = getattr(settings, name)
-        else:
-            value = config
-            for step in key.split("."):
-                value = getattr(value, step)
-        yield key, str(value) if isinstance(value, Path) else value
 
 
 def _origin(key: str, config: Config, origins: Origins) -> str:

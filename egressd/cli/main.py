@@ -74,6 +74,24 @@ def _wire(app: typer.Typer) -> None:
     wire.register(app)
 
 
+def _serve(app: typer.Typer) -> None:
+    from egressd.cli import serve
+
+    serve.register(app)
+
+
+def _sandbox(app: typer.Typer) -> None:
+    from egressd.cli import sandbox
+
+    sandbox.register(app)
+
+
+def _kill(app: typer.Typer) -> None:
+    from egressd.cli import kill
+
+    kill.register(app)
+
+
 def _config(app: typer.Typer) -> None:
     from egressd.cli import configuration
 
@@ -82,6 +100,9 @@ def _config(app: typer.Typer) -> None:
 
 VERBS: dict[str, Callable[[typer.Typer], None]] = {
     "run": _run,
+    "serve": _serve,
+    "sandbox": _sandbox,
+    "kill": _kill,
     "check": _check,
     "explain": _explain,
     "log": _log,

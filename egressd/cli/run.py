@@ -6,8 +6,9 @@ import asyncio
 import os
 import re
 import sys
+import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -57,6 +58,9 @@ def run(
     ] = None,
     ready_timeout: Annotated[str, typer.Option(help="How long readiness may take, such as 10s.")] = "10s",
     uid: Annotated[int | None, typer.Option(help="As root: the host uid of the sandbox.")] = None,
+    standalone: Annotated[
+        bool, typer.Option("--standalone", help="Do without the daemon, even if one runs.")
+    ] = False,
 ) -> None:
     """Run the command and exit with its status."""
     from egressd.control.process import WorkerProcess
@@ -65,14 +69,8 @@ def run(
         GIVEN.first or WorkerProcess()
     )  # before the rest of control is loaded: it has as much to load as we
     GIVEN.first = None
-    from egressd.control.ca import CaError
-    from egressd.control.config import ConfigError, load_config
-    from egressd.control.proof import NotReady
-    from egressd.control.session import Session
-    from egressd.control.supervisor import WorkerFailed
-    from egressd.control.surroundings import BadInput, Request
-    from egressd.journal.writer import JournalUnavailable
-    from egressd.wiring.errors import WiringError
+    from egressd.control.config import load_config
+    from egressd.control.surroundings import Request
 
     flags: dict[str, str | Path | None] = {
         "rules": GIVEN.rules,
@@ -94,15 +92,35 @@ def run(
             ready_timeout=_seconds(ready_timeout),
             uid=uid,
         )
-        status = asyncio.run(Session(request, config, os.environ, first).run())
-    except (
-        *(BadInput, ConfigError, ValueError, CaError, JournalUnavailable),
-        *(NotReady, WorkerFailed, WiringError, TimeoutError, OSError, ExceptionGroup),
-    ) as error:
+        daemon = None if standalone else _daemon(config.attach_socket)
+        if daemon is not None:
+            from egressd.control.attachment import Attachment
+
+            first.discard()
+            status = asyncio.run(Attachment(request, config, os.environ, daemon).run())
+        else:
+            from egressd.control.session import Session
+
+            status = asyncio.run(Session(request, config, os.environ, first).run())
+    except Exception as error:  # noqa: BLE001 -- the top of the call: whatever failed is egressd's own failure
         status = _complain(error)
     finally:
         first.discard()
     raise typer.Exit(status)
+
+
+def _daemon(path: Path) -> Any:
+    """Return a connection to the daemon, None where there is none; raises ValueError where there is one that lets nobody in."""
+    from socket import SOCK_SEQPACKET
+
+    from egressd.control.peers import connect
+
+    try:
+        return connect(path, SOCK_SEQPACKET)
+    except OSError as error:
+        raise ValueError(
+            f"{path}: {error.strerror}\nhint: `--standalone` runs it without the daemon"
+        ) from None
 
 
 def _complain(error: Exception) -> int:
@@ -110,6 +128,8 @@ def _complain(error: Exception) -> int:
         error, ExceptionGroup
     ):  # what is made side by side fails as a group; the first failure is the cause
         error = error.exceptions[0]
+    if GIVEN.verbose:
+        traceback.print_exception(error)
     print(f"egressd: {str(error) or type(error).__name__}", file=sys.stderr)
     hint = getattr(error, "hint", None)
     if hint and hint not in str(error):

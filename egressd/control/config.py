@@ -40,9 +40,11 @@ __all__ = [
     "ConfigError",
     "LimitsSection",
     "Origins",
+    "comparable",
     "keys",
     "load_config",
     "read_config",
+    "values",
 ]
 
 PREFIX = "EGRESSD_"
@@ -197,6 +199,29 @@ def _said(data: Any, steps: list[str]) -> bool:
 def keys() -> dict[str, str]:
     """Return every key by the name of its variable: `EGRESSD_DNS_UPSTREAM` → `dns.upstream`."""
     return {_variable(key): key for key in _keys_of(ConfigFile, "")}
+
+
+def values(config: Config) -> Iterator[tuple[str, Any]]:
+    """Yield each key by its dotted name, with what holds: given or by default, None where there is none."""
+    settings = config.settings()
+    for key in keys().values():
+        section, _, name = key.partition(".")
+        value: Any
+        if key == "ca_dir":
+            value = config.ca.ca
+        elif section == "limits":
+            value = getattr(settings, name)
+        else:
+            value = config
+            for step in key.split("."):
+                value = getattr(value, step)
+        yield key, str(value) if isinstance(value, Path) else value
+
+
+def comparable(config: Config) -> dict[str, Any]:
+    """Return what must be the same for a sandbox that one process makes and another has served: all but the daemon's own keys."""
+    told = {key: value for key, value in values(config) if not key.startswith(("serve.", "explicit."))}
+    return told | {"config": str(config.file) if config.file is not None else None}
 
 
 def _keys_of(model: type[Section], prefix: str) -> Iterator[str]:

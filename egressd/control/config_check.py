@@ -75,6 +75,12 @@ def _check_explicit(model: ConfigFile, name: str, findings: Findings) -> None:
     except ValueError as error:
         findings.add(name, Place(), Code.BAD_VALUE, f"explicit: {error}")
         return
+    named = model.explicit.host or not any(
+        ip_address(each).is_unspecified for each in model.explicit.addresses
+    )
+    if not named:
+        said = "explicit: addresses is for all addresses, so host must say what sandboxes call egressd"
+        findings.add(name, Place(), Code.BAD_VALUE, said)
     if spec is not None and (spec.dns is not None or spec.direct) and model.dns.answers != "self":
         findings.add(
             name,

@@ -102,10 +102,12 @@ class ServeSection(Section):
 class ExplicitSection(Section):
     """What sandboxes of the explicit wiring share: egressd's addresses in their network, and its ports there; 0 is none.
 
+    `host` is what they call egressd in their proxy variables, by default the first of the addresses.
     `direct_80` and `direct_443` are listened on for what clients send to those ports; they and `dns` go with `dns.answers: self`.
     """
 
     addresses: list[str] = Field(default_factory=list, max_length=64)
+    host: str = Field(default="", max_length=253, pattern=r"^[A-Za-z0-9._:-]*$")
     http: int = Field(default=3128, ge=0, le=65_535)
     socks: int = Field(default=1080, ge=0, le=65_535)
     dns: int = Field(default=0, ge=0, le=65_535)

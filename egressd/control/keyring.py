@@ -77,6 +77,11 @@ class Keyring:
         """Whether the policy attaches any credential."""
         return bool(credentials_of(self.policy))
 
+    def missing(self) -> list[str]:
+        """Return what the policy attaches and the file does not define."""
+        defined = self.file.credentials.keys() if self.file is not None else set()
+        return sorted(credentials_of(self.policy) - defined)
+
     @property
     def hidden(self) -> frozenset[str]:
         """The variables that the sandbox never gets from egressd's own environment."""

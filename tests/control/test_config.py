@@ -232,7 +232,7 @@ def test_every_key_has_its_variable() -> None:
     assert keys()["EGRESSD_UPSTREAM_PROXY_URL"] == "upstream.proxy.url"
     assert keys()["EGRESSD_UPSTREAM_PROXY_CREDENTIALS_FILE"] == "upstream.proxy.credentials.file"
     assert keys()["EGRESSD_SERVE_API_TOKEN_FILE"] == "serve.api.token.file"
-    assert len(keys()) == 6 + 3 + 4 + 1 + len(LimitsSection.model_fields) + 7 + 8
+    assert len(keys()) == 6 + 3 + 4 + 1 + len(LimitsSection.model_fields) + 8 + 8
 
 
 def test_a_proxy_is_what_file_and_variables_say_together(file: Path) -> None:
@@ -278,6 +278,7 @@ def test_a_list_of_paths_is_joined_by_colons_in_a_variable(file: Path) -> None:
         pytest.param("explicit: {addresses: ['::1'], socks: 3128}\n", "two listeners on one port", id="a port twice"),
         pytest.param("explicit: {addresses: ['::1'], dns: 53}\n", "dns: {answers: self}", id="DNS of another kind"),
         pytest.param("dns: {answers: self}\nexplicit: {addresses: ['::1'], dns: 53}\n", None, id="DNS"),
+        pytest.param("explicit: {addresses: [0.0.0.0]}\n", "host must say", id="all addresses, and none to tell"),
         pytest.param("serve: {health: 'localhost:80'}\n", "serve.health: 'localhost:80'", id="a name"),
         pytest.param("serve: {health: '::1:80'}\n", "in brackets", id="IPv6 without brackets"),
         pytest.param("serve: {health: '[::1]:80'}\n", None, id="IPv6"),
@@ -292,7 +293,8 @@ def test_a_list_of_paths_is_joined_by_colons_in_a_variable(file: Path) -> None:
             "must be at another address", id="the API where sandboxes are",
         ),
         pytest.param(
-            "explicit: {addresses: [0.0.0.0]}\nserve: {api: {listen: '10.0.0.1:1', certificate: c, key: k, client_ca: a}}\n",
+            "explicit: {addresses: [0.0.0.0], host: egressd}\n"
+            "serve: {api: {listen: '10.0.0.1:1', certificate: c, key: k, client_ca: a}}\n",
             "must be at another address", id="sandboxes everywhere",
         ),
     ],

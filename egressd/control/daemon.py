@@ -1,0 +1,272 @@
+"""`egressd serve`: the daemon, from its first look at the configuration to its last word to the service manager.
+
+It begins closed: sockets are opened when workers stand and predecessors' remains are gone, and readiness is told last. It ends
+by a signal (a drain), or because no worker can be kept; either way everything of every sandbox is taken down first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import signal
+import socket
+import time
+from collections.abc import Collection, Coroutine, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from egressd.control import peers
+from egressd.control.api_server import ApiServer
+from egressd.control.attaching import Attaching
+from egressd.control.ca import load_or_create
+from egressd.control.config import Config
+from egressd.control.config_check import explicit_spec
+from egressd.control.estate import Estate
+from egressd.control.explicit import ExplicitWiring
+from egressd.control.health import Health
+from egressd.control.lending import Lending
+from egressd.control.notify import Notifier
+from egressd.control.roster import Roster
+from egressd.control.rulebook import read_rules
+from egressd.control.secrecy import close_process, keep_from_swap, secret_variables
+from egressd.control.supervisor import Supervisor, WorkerFailed
+from egressd.control.surroundings import BadInput
+from egressd.control.trust import build_trust
+from egressd.control.voice import say
+from egressd.control.watch import LOOK, Marks, changes, marks
+from egressd.control.wirings import Wiring
+from egressd.credentials.broker import Broker
+from egressd.credentials.providers.base import take_variables
+from egressd.journal.record import Record, new_id
+from egressd.journal.writer import Journal, JournalUnavailable
+from egressd.policy.credential import CredentialsFile
+
+COULD_NOT_RUN: Final = 3
+_NOBODYS: Final = "-"
+"""Stands for the sandbox in a record of the daemon itself."""
+_NO_CREDENTIALS: Final = CredentialsFile.model_construct(schema_version=1, credentials={})
+
+
+class Daemon:
+    """One daemon; `run` is its life."""
+
+    def __init__(self, config: Config, environ: Mapping[str, str], notifier: Notifier) -> None:
+        """Read the rules; raises BadInput with every problem."""
+        self._config, self._environ, self._notifier = config, environ, notifier
+        self._marks = marks(config.rules, config.credentials)  # before: what changes meanwhile is read again
+        self._rules = read_rules(config, environ)
+        self._stopping = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._failure: str | None = None
+        self._ready = False
+        self._reloading = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        """Serve until told to end; returns the exit status. Raises StateError, CaError, JournalUnavailable, WorkerFailed, …"""
+        close_process()
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        async with contextlib.AsyncExitStack() as stack:
+            estate = Estate(self._config.state_dir)
+            stack.callback(estate.close)
+            self._supervisor = await self._start(stack, estate)
+            await self._open(stack)
+            self._ready = True
+            self._watch_signals(stack)
+            self._task(self._watch(self._marks))
+            if self._notifier.watchdog is not None:
+                self._task(self._feed_watchdog(self._notifier.watchdog / 2))
+            self._notifier.tell("READY=1", f"STATUS={len(self.roster.rules.profiles)} profiles")
+            await self._stopping.wait()
+            self._notifier.tell("STOPPING=1")
+            await self._drain()
+        return COULD_NOT_RUN if self._failure is not None else 0
+
+    # starting
+
+    async def _start(self, stack: contextlib.AsyncExitStack, estate: Estate) -> Supervisor:
+        """Start workers and what carries sandboxes; every step is undone by `stack`."""
+        config = self._config
+        health = Health(self._is_ready)
+        stack.push_async_callback(health.stop)
+        if config.serve.health:
+            await health.start(config.serve.health)
+        authority = load_or_create(config.ca, time.time())
+        self._trust = build_trust(config.ca.trust, authority.pem)
+        journal = self._journal = Journal(config.journal)
+        stack.callback(journal.close)
+        file = self._rules.credentials or _NO_CREDENTIALS
+        if file.credentials and (unlocked := keep_from_swap()) is not None:
+            say(unlocked)
+        take_variables(secret_variables(file))
+        lending = Lending(Broker(file, ca_bundle=config.upstream.ca_bundle), file)
+        stack.push_async_callback(lending.close)
+        supervisor = Supervisor(
+            config.settings(),
+            authority,
+            journal,
+            failed=self._fail,
+            lending=lending,
+            proxy_credentials=config.proxy_credentials,
+        )
+        stack.push_async_callback(supervisor.stop)
+        await supervisor.start()
+        wirings = self._wirings(supervisor)
+        for wiring in wirings:
+            stack.push_async_callback(wiring.end)
+            await wiring.begin()
+        most = config.serve.sandboxes
+        self.roster = Roster(supervisor, estate, self._rules, file, lending, most=most, wirings=wirings)
+        stack.push_async_callback(self.roster.end_all, "drained")
+        if left := await self.roster.sweep():
+            say(f"{left} sandboxes of a daemon that was killed were taken down")
+        return supervisor
+
+    def _wirings(self, supervisor: Supervisor) -> Collection[Wiring]:
+        """Return what sandboxes can be asked for by."""
+        found: list[Wiring] = []
+        spec = explicit_spec(self._config.explicit)
+        if spec is not None:
+            host = self._config.explicit.host or spec.addresses[0]
+            found.append(ExplicitWiring(spec, supervisor, host=host, answers=self._config.dns.answers))
+        return found
+
+    async def _open(self, stack: contextlib.AsyncExitStack) -> None:
+        """Let in who may ask."""
+        config = self._config
+        control = self._socket(stack, config.control_socket, socket.SOCK_STREAM)
+        attach = self._socket(stack, config.attach_socket, socket.SOCK_SEQPACKET)
+        attaching = Attaching(self.roster, config, self._trust, attach)
+        stack.push_async_callback(attaching.stop)
+        attaching.start()
+        api = ApiServer()
+        stack.push_async_callback(api.stop)
+        await api.start_unix(self, control)
+        if config.serve.api.listen:
+            over_tcp = ApiServer()
+            stack.push_async_callback(over_tcp.stop)
+            await over_tcp.start_tcp(self, config.serve.api)
+
+    def _socket(self, stack: contextlib.AsyncExitStack, path: Path, kind: socket.SocketKind) -> socket.socket:
+        sock = peers.listen(path, kind)
+        stack.callback(path.unlink, missing_ok=True)
+        stack.callback(sock.close)
+        return sock
+
+    # being
+
+    def _is_ready(self) -> bool:
+        return self._ready and not self._stopping.is_set() and self._supervisor.worker_pid is not None
+
+    def _fail(self, why: str) -> None:
+        say(f"{why}; every sandbox is ended")
+        self._failure = why
+        self._hurry.set()
+        self._stopping.set()
+
+    def _watch_signals(self, stack: contextlib.AsyncExitStack) -> None:
+        loop = asyncio.get_running_loop()
+        handlers = {
+            signal.SIGTERM: self._stop,
+            signal.SIGINT: self._stop,
+            signal.SIGHUP: lambda: self._task(self._hang_up()),
+            signal.SIGUSR1: self._reopen,
+        }
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
+            stack.callback(loop.remove_signal_handler, number)
+
+    def _stop(self) -> None:
+        if self._stopping.is_set():
+            self._hurry.set()
+        self._stopping.set()
+
+    def _reopen(self) -> None:
+        try:
+            self._journal.reopen()
+        except JournalUnavailable as error:
+            say(f"the journal was not reopened, the old file stays in use: {error}")
+        else:
+            say("journal reopened")
+
+    async def _hang_up(self) -> None:
+        self._notifier.reloading()
+        await self._try_reload()
+        self._notifier.tell("READY=1")
+
+    async def _feed_watchdog(self, pause: float) -> None:
+        while True:
+            self._notifier.tell("WATCHDOG=1")
+            await asyncio.sleep(pause)
+
+    async def _drain(self) -> None:
+        """Let nobody in any more, and wait for those who are there to end: for a while, or until told to hurry."""
+        self.roster.closed = True
+        for task in self._tasks:
+            task.cancel()
+        deadline = time.monotonic() + self._config.serve.drain_timeout
+        if living := len(self.roster.living):
+            say(f"draining: {living} sandboxes")
+        while self.roster.living and not self._hurry.is_set() and time.monotonic() < deadline:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await self._hurry.wait()
+        await self.roster.end_all("drained")
+
+    # rules
+
+    async def reload(self) -> list[str]:
+        """Read rules and credentials anew and put them in force whole; returns what the operator is told.
+
+        Raises BadInput and changes nothing, WorkerFailed where a worker does not take them: its successor will.
+        """
+        async with self._reloading:
+            try:
+                rules = await asyncio.to_thread(read_rules, self._config, self._environ)
+                before = self.roster.rules.digest
+                notes = await self.roster.adopt(rules, rules.credentials or _NO_CREDENTIALS)
+            except BadInput as error:
+                self._note(f"refused: {error}")
+                raise
+            if rules.digest != before or notes:
+                self._note("adopted")
+            return notes
+
+    async def _try_reload(self) -> BadInput | None:
+        """Reload and tell the operator; returns why not. Never raises."""
+        try:
+            notes = await self.reload()
+        except BadInput as error:
+            say(f"rules not reloaded, the old ones stay in force:\n{error}")
+            return error
+        except WorkerFailed as failure:
+            say(f"rules reloaded, {failure}")
+        except Exception as error:  # noqa: BLE001 -- no thread, no memory: no reason to follow the files no longer
+            say(f"rules not reloaded: {type(error).__name__}: {error}")
+            return BadInput(type(error).__name__, passing=True)
+        else:
+            say("\n".join((f"rules in force: {self.roster.rules.digest}", *notes)))
+        return None
+
+    async def _watch(self, known: Marks) -> None:
+        """Follow the rule files (law 9)."""
+        rules, credentials = self._config.rules, self._config.credentials
+        async for seen in changes(rules, known, credentials):
+            while (problem := await self._try_reload()) is not None and problem.passing:
+                await asyncio.sleep(LOOK)
+                if marks(rules, credentials) != seen:  # the watch tells, once they rest
+                    break
+
+    def _note(self, detail: str) -> None:
+        attempt_id = new_id()
+        record = Record(
+            event="policy", sandbox=_NOBODYS, attempt_id=attempt_id, root_id=attempt_id, detail=detail
+        )
+        self._supervisor.write([record.as_dict()])
+
+    def _task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
