@@ -158,6 +158,13 @@ ROWS = [
     ),
     masked("CRED-03", "an echo in events", ask(BEARER, "/mirror?as=events"), OWN),
     masked("CRED-03", "an echo in header fields", ask(BEARER, "/mirror?as=head"), rf"X-Echo-\d: [^\n]*{OWN}"),
+    masked(
+        "CRED-03",
+        "an echo of a guess, which is not told from a wrong one",
+        ask(BEARER, "/mirror?as=head", f"X-Guess: {SECRET[:20]}\r\nX-Wrong: {SECRET[:19]}#\r\n"),
+        OWN,
+        rf"(?i)x-guess: {SECRET[:20]}\r?\n.*x-wrong: {SECRET[:19]}#",
+    ),
     masked("CRED-03", "an echo in an interim response", ask(BEARER, "/mirror?as=early"), "103 Early"),
     masked("CRED-03", "an echo in trailers", ask(BEARER, "/mirror?as=trailers"), "X-Echo"),
     masked("CRED-03", "an echo in HTTP/2", curl(BEARER, "/mirror", "--http2"), "HTTP/2 200.*" + OWN),
