@@ -54,6 +54,11 @@ class Gateway:
         """
         self._demand()
         tables.put(self._overlays)
+        found, foreign = self._read_bindings()
+        if foreign:  # whoever put them there: they let in what is bound to no place
+            chain = bindings_chain(self.interface)
+            rules = "".join(f"-A {chain} {binding.rule}\n" for binding in found)
+            tables.restore(4, f"*raw\n:{chain} - [0:0]\n{rules}COMMIT\n")
         for port in self._ports():
             _secure(port)
         return self.notes()
@@ -140,9 +145,10 @@ class Gateway:
         return tuple(made)
 
     def _listeners(self) -> Iterator[Listener]:
-        yield Listener("transparent", 4, network.tcp(4, TRANSPARENT_PORT, interface=self.interface))
-        yield Listener("dns-udp", 4, network.udp(4, DNS_PORT, interface=self.interface))
-        yield Listener("dns-tcp", 4, network.tcp(4, DNS_PORT, interface=self.interface))
+        by = self.interface
+        yield Listener("transparent", 4, network.tcp(4, TRANSPARENT_PORT, interface=by, again=True))
+        yield Listener("dns-udp", 4, network.udp(4, DNS_PORT, interface=by))
+        yield Listener("dns-tcp", 4, network.tcp(4, DNS_PORT, interface=by, again=True))
         yield Listener("nflog", 0, network.packet_log(nflog_group(self.interface)))
 
     # the kernel

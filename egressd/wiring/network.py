@@ -118,31 +118,36 @@ def _ping_note() -> list[str]:
     ]
 
 
-def listeners(nflog_group: int, socket_uid: int | None) -> Iterator[tuple[str, int, socket.socket]]:
+def listeners(
+    nflog_group: int, socket_uid: int | None, *, again: bool = False
+) -> Iterator[tuple[str, int, socket.socket]]:
     """Make egressd's sockets: (kind, family, socket), family 0 for the packet log.
 
-    `socket_uid` is the uid, in this user namespace, that is to own them. No SO_REUSEPORT anywhere and no SO_REUSEADDR
-    on UDP: with either the sandbox could bind the same port and receive in our place.
+    `socket_uid` is the uid, in this user namespace, that is to own them; `again` as in `tcp`. No SO_REUSEPORT anywhere and no
+    SO_REUSEADDR on UDP: with either the sandbox could bind the same port and receive in our place.
     """
     if socket_uid is not None:
         os.seteuid(socket_uid)  # a socket belongs to the effective (file system) uid of its maker
     try:
         for family in FAMILIES:
-            yield "transparent", family, tcp(family, ruleset.TRANSPARENT_PORT)
-        yield "explicit", 4, tcp(4, ruleset.EXPLICIT_PORT)
+            yield "transparent", family, tcp(family, ruleset.TRANSPARENT_PORT, again=again)
+        yield "explicit", 4, tcp(4, ruleset.EXPLICIT_PORT, again=again)
         for family in FAMILIES:
             yield "dns-udp", family, udp(family, ruleset.DNS_PORT)
-            yield "dns-tcp", family, tcp(family, ruleset.DNS_PORT)
+            yield "dns-tcp", family, tcp(family, ruleset.DNS_PORT, again=again)
     finally:
         if socket_uid is not None:
             os.seteuid(0)
     yield "nflog", 0, packet_log(nflog_group)
 
 
-def tcp(family: Family, port: int, *, interface: str = "") -> socket.socket:
-    """A listening socket on loopback, or on every address but for what comes by one interface alone."""
+def tcp(family: Family, port: int, *, interface: str = "", again: bool = False) -> socket.socket:
+    """A listening socket on loopback, or on every address but for what comes by one interface alone.
+
+    `again` says that another may have listened here before, whose last connections (TIME_WAIT) hold nobody up then.
+    """
     # IPPROTO_TCP by name: with MPTCP enabled system-wide the default could become another protocol.
-    listener = _bound(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, port, interface)
+    listener = _bound(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, port, interface, again=again)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited by what is accepted
     listener.listen(BACKLOG)
     return listener
@@ -154,13 +159,21 @@ def udp(family: Family, port: int, *, interface: str = "") -> socket.socket:
 
 
 def _bound(
-    family: Family, kind: socket.SocketKind, protocol: int, port: int, interface: str
+    family: Family,
+    kind: socket.SocketKind,
+    protocol: int,
+    port: int,
+    interface: str,
+    *,
+    again: bool = False,
 ) -> socket.socket:
     address = _ANY[family] if interface else _LOOPBACK[family]
     made = socket.socket(_INET[family], kind, protocol)
     try:
         if family == 6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        if again:  # of listening sockets there is still but one (tcp(7), socket(7)): never of datagrams
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if interface:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
         made.bind((address, port))

@@ -52,7 +52,7 @@ def check(uid: int, nflog_group: int = NFLOG_GROUP) -> list[str]:
 
 def listeners(uid: int, nflog_group: int = NFLOG_GROUP) -> Iterator[tuple[str, int, socket.socket]]:
     """egressd's sockets, owned by its uid, and the packet log: (kind, family, socket). Raises WiringError."""
-    return network.listeners(nflog_group, uid)
+    return network.listeners(nflog_group, uid, again=True)
 
 
 def become(uid: int, command: Sequence[str], nflog_group: int = NFLOG_GROUP) -> NoReturn:

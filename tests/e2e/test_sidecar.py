@@ -14,7 +14,7 @@ import pytest
 from egressd.lab import Lab
 from egressd.lab.stand import Stand
 from tests.e2e.conftest import RULES, SHIPPED, build, until
-from tests.e2e.wired import API, Pod, counted, environment, pod
+from tests.e2e.wired import API, Pod, counted, environment, left, pod
 
 pytestmark = [pytest.mark.e2e, pytest.mark.root]
 
@@ -47,12 +47,6 @@ def fresh(shared: Pod) -> Pod:
     """The pod, and a world that has seen nothing yet."""
     shared.lab.forget()
     return shared
-
-
-def left(lab: Lab, *addresses: str) -> list[Any]:
-    """What left for these addresses, and was lost to the capture."""
-    assert lab.packets_lost() == 0
-    return [flow for address in addresses for flow in lab.packets("host", address=address)]
 
 
 def records(made: Pod, since: int, **wanted: object) -> list[dict[str, Any]]:
@@ -211,6 +205,16 @@ def test_a_worker_that_dies_opens_nothing(fresh: Pod) -> None:
     assert done.stdout[0].isdigit(), done.stderr
     assert "(reason not_allowed)" in done.stdout
     assert left(fresh.lab, ATTACKER) == []
+
+
+def test_a_daemon_that_is_killed_lets_nobody_out_and_is_followed_by_another(fresh: Pod) -> None:
+    fresh.kill()
+    assert fresh.run(f"curl -sS -m 3 {API}").returncode != 0
+    assert fresh.run(f"curl -sS -m 3 http://{ATTACKER}/").returncode != 0
+    assert all(each["said"] is None for each in fresh.inside("not_tcp").values())
+    assert left(fresh.lab, ATTACKER) == []
+    fresh.start()
+    assert fresh.run(f"curl -sS -m 20 {API}").stdout.isdigit()
 
 
 def test_undoing_leaves_what_others_made(lab: Lab) -> None:

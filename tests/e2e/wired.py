@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,8 @@ DAEMON = Path(__file__).parent / "programs" / "wired_daemon.py"
 INSIDE = Path(__file__).parent / "programs" / "wired_inside.py"
 UID = 1337
 POWERS = ("CAP_NET_ADMIN", "CAP_SETUID", "CAP_SETGID")
+BRIDGE, GATEWAY = "sandboxes", "10.90.0.1"
+SANDBOXES = {"a": "10.90.0.5", "b": "10.90.0.6"}
 API = "https://api.lab-origin.com/n"
 
 
@@ -70,13 +73,22 @@ class Containers:
 
     def __init__(self, lab: Lab, stand: Stand) -> None:
         self.lab, self.stand = lab, stand
+        self.state = stand.directory / "runc"
+        self.name = ""
         self._count = 0
 
     def argv(self, options: Sequence[str], command: Sequence[str]) -> list[str]:
         self._count += 1
-        state = f"--state={self.stand.directory / 'runc'}"
-        name = f"t{os.getpid()}-{self._count}"
-        return ["/usr/bin/python3", str(CONTAINER), state, *options, name, "--", *command]
+        self.name = f"t{os.getpid()}-{self._count}"
+        return [
+            "/usr/bin/python3",
+            str(CONTAINER),
+            f"--state={self.state}",
+            *options,
+            self.name,
+            "--",
+            *command,
+        ]
 
     def run(
         self, command: Sequence[str], *options: str, bundle: str, timeout: float = 60
@@ -106,6 +118,11 @@ class Pod:
         lab.run("host", ["sysctl", "-qw", "net.ipv4.ping_group_range=0 2147483647"])
         for path in (stand.directory, *stand.directory.rglob("*")):
             os.chown(path, UID, UID, follow_symlinks=False)
+        self.start()
+
+    def start(self) -> None:
+        """Wire the namespace and start a daemon in it, and a sandbox beside it."""
+        lab, stand = self.lab, self.stand
         binds = [f"--bind={place}:ro" for place in interpreter()]
         options = ["--uid=0", *(f"--capability={power}" for power in POWERS), *binds]
         options += [f"--bind={stand.directory}", f"--bind={lab.ca_file}:ro", f"--env=PYTHONPATH={TOP}"]
@@ -113,7 +130,13 @@ class Pod:
         wire = [*python, "-m", "egressd", "wire", "sidecar", "--uid", str(UID), "--"]
         serve = [*python, str(DAEMON), str(stand.config), json.dumps({"sidecar": True})]
         self.daemon = Daemon(lab, stand, self.containers.argv(options, [*wire, *serve]))
+        self.container = self.containers.name
         self.sandbox: str = self.daemon.ask("create a")
+
+    def kill(self) -> None:
+        """Kill everything in the daemon's container."""
+        ok(self.lab, f"runc --root {self.containers.state} kill {self.container} KILL")
+        self.daemon.process.wait(20)
 
     def run(self, script: str, *options: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
         """Run a script in the sandbox's container."""
@@ -143,6 +166,135 @@ def pod(lab: Lab, stand: Stand) -> Iterator[Pod]:
         yield made
     finally:
         made.end()
+
+
+class Behind:
+    """A network of a container's behind the bridge, held by a process; containers of it come and go."""
+
+    def __init__(self, gateway: Bridge, name: str, address: str) -> None:
+        self.gateway, self.name, self.address, self.port = gateway, name, address, f"to-{name}"
+        lab = gateway.lab
+        hold = ["unshare", "-n", "sh", "-c", "echo held && exec sleep 600"]
+        self.holder = lab.popen("host", hold, stdin=subprocess.DEVNULL)
+        assert self.holder.stdout is not None
+        assert self.holder.stdout.readline() == "held\n"
+        self.network = f"/proc/{self.holder.pid}/ns/net"
+        ok(lab, f"ip link add {self.port} type veth peer name eth0 netns {self.holder.pid}")
+        ok(lab, f"ip link set {self.port} master {BRIDGE} up")
+        for command in (
+            "ip link set lo up",
+            f"ip addr add {address}/24 dev eth0",
+            f"ip addr add fd00:90::{address.rpartition('.')[2]}/64 dev eth0 nodad",
+            "ip link set eth0 up",
+            f"ip route add default via {GATEWAY}",
+            "ip -6 route add default via fd00:90::1",
+            "sysctl -qw net.ipv4.ping_group_range=0\\ 2147483647",
+        ):
+            self.do(command)
+        self.mac = self.do("cat /sys/class/net/eth0/address").strip()
+
+    def do(self, command: str) -> str:
+        """Run a command in the network with power over it."""
+        inside = ["nsenter", f"--net={self.network}", "--mount=/proc/self/ns/mnt"]
+        script = f"mount -t sysfs none /sys; {command}"
+        argv = [*inside, "unshare", "-m", "sh", "-ec", script]
+        done = self.gateway.lab.run("host", argv)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def create(self) -> str:
+        """Have the daemon know it; its id."""
+        made = self.gateway.daemon.ask(f"create {self.name} {self.address} {self.mac} {self.port}")
+        assert isinstance(made, str), made
+        return made
+
+    def run(self, script: str, *options: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        """Run a script in a container of this network."""
+        gateway = self.gateway
+        network = f"--network={self.network}"
+        return gateway.containers.run(
+            ["sh", "-ec", script], network, *options, bundle=gateway.daemon.bundle, timeout=timeout
+        )
+
+    def inside(self, case: str, *options: str) -> dict[str, Any]:
+        """Try a case of `wired_inside.py` there."""
+        gateway = self.gateway
+        return gateway.containers.inside(
+            case, f"--network={self.network}", *options, bundle=gateway.daemon.bundle
+        )
+
+    def end(self) -> None:
+        """End the network."""
+        self.holder.kill()
+        self.holder.wait()
+
+
+class Bridge:
+    """The gateway: a bridge in the lab's `host`, which forwards and masquerades as a container engine's does."""
+
+    def __init__(self, lab: Lab, stand: Stand) -> None:
+        self.lab, self.stand = lab, stand
+        self.containers = Containers(lab, stand)
+        for command in (
+            f"ip link add {BRIDGE} type bridge",
+            f"ip addr add {GATEWAY}/24 dev {BRIDGE}",
+            f"ip addr add fd00:90::1/64 dev {BRIDGE} nodad",
+            f"ip link set {BRIDGE} up",
+            "sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1",
+            "sysctl -qw net.bridge.bridge-nf-call-iptables=1 net.bridge.bridge-nf-call-ip6tables=1",
+            f"iptables -t nat -A POSTROUTING -s 10.90.0.0/24 ! -o {BRIDGE} -j MASQUERADE",
+            f"iptables -A FORWARD -i {BRIDGE} -j ACCEPT",
+            "ip6tables -t nat -A POSTROUTING -s fd00:90::/64 -j MASQUERADE",
+        ):
+            ok(lab, command)
+        self.start()
+        self.sandboxes = {name: Behind(self, name, address) for name, address in SANDBOXES.items()}
+        self.ids = {name: sandbox.create() for name, sandbox in self.sandboxes.items()}
+
+    def start(self) -> None:
+        """Start a daemon."""
+        argv = [sys.executable, "-P", str(DAEMON), str(self.stand.config), json.dumps({"gateway": BRIDGE})]
+        self.daemon = Daemon(self.lab, self.stand, argv)
+
+    def wire(self, *flags: str) -> subprocess.CompletedProcess[str]:
+        """`egressd wire gateway` for the bridge."""
+        argv = [sys.executable, "-m", "egressd", "wire", "gateway", "--interface", BRIDGE, *flags]
+        return self.lab.run("host", argv, env=environment(self.lab), cwd="/")
+
+    def rules(self) -> list[str]:
+        """Every packet rule of the host."""
+        tools = ("iptables-save", "ip6tables-save")
+        text = "".join(self.lab.run("host", [tool]).stdout for tool in tools)
+        return [line for line in text.splitlines() if line.startswith(("-", "*"))]
+
+    def end(self) -> None:
+        """End daemon, sandboxes and bridge."""
+        self.daemon.end()
+        for sandbox in self.sandboxes.values():
+            sandbox.end()
+        ok(self.lab, f"ip link del {BRIDGE}")
+
+
+@contextmanager
+def bridge(lab: Lab, stand: Stand) -> Iterator[Bridge]:
+    """A gateway with sandboxes for the length of a test."""
+    made = Bridge(lab, stand)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+def ok(lab: Lab, command: str) -> None:
+    """Run a command in the lab's host; it must work."""
+    done = lab.run("host", shlex.split(command))
+    assert done.returncode == 0, (command, done.stderr)
+
+
+def left(lab: Lab, *addresses: str) -> list[Any]:
+    """What left the host for these addresses."""
+    assert lab.packets_lost() == 0
+    return [flow for address in addresses for flow in lab.packets("host", address=address)]
 
 
 def counted(records: Sequence[Mapping[str, Any]], **wanted: object) -> int:
