@@ -117,13 +117,16 @@ QUERY: Final = frozenset(
         "client_secret",
     }
     | {"secret", "secret_key", "password", "passwd", "pwd", "oauth_token", "oauth_signature"}
-    | {"oauth_consumer_key", "sig", "signature", "googleaccessid"}
+    | {"oauth_consumer_key", "sig", "signature", "googleaccessid", "jsessionid", "phpsessid"}
     | {
         f"x_goog_{part}"
         for part in ("algorithm", "credential", "date", "expires", "signedheaders", "signature")
     }
 )
-"""Query parameters that hold a key or a signature, by their folded names."""
+"""Query parameters that hold a key, a signature or a session, by their folded names."""
+
+_IN_PATH: Final = frozenset({"jsessionid", "phpsessid"})
+"""Parameters of a path's segments that are sessions (Jakarta Servlet §7.1.3): as good as a cookie."""
 
 AWS_QUERY: Final = frozenset(
     {
@@ -196,14 +199,30 @@ def clear(
                 left.append((name, kept))
         else:
             left.append((name, value))
+    target, sessions = _clear_path(target)
     target, taken = _clear_query(target, parameters)
-    return Cleared(target, tuple(left), tuple(dict.fromkeys((*found, *taken))))
+    return Cleared(target, tuple(left), tuple(dict.fromkeys((*found, *sessions, *taken))))
 
 
 @lru_cache(maxsize=4096)
 def is_slot(folded: str) -> bool:
     """Say whether a field of this folded name is known to hold a key."""
     return folded in HEADERS or f"-{folded}".endswith(_ENDINGS)
+
+
+def _clear_path(target: str) -> tuple[str, list[str]]:
+    path, mark, query = target.partition("?")
+    if ";" not in path:
+        return target, []
+    found: list[str] = []
+    segments: list[str] = []
+    for segment in path.split("/"):
+        parts = segment.split(";")
+        keys = [fold_parameter(part) for part in parts[1:]]
+        found += [f"path {key}" for key in keys if key in _IN_PATH]
+        kept = [part for part, key in zip(parts[1:], keys, strict=True) if key not in _IN_PATH]
+        segments.append(";".join([parts[0], *kept]))
+    return ("/".join(segments) + mark + query, found) if found else (target, [])
 
 
 def _clear_query(target: str, parameters: frozenset[str]) -> tuple[str, list[str]]:

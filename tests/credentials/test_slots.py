@@ -120,6 +120,13 @@ def test_an_empty_slot_is_cleared_and_not_found() -> None:
             (),
             id="others",
         ),
+        pytest.param(
+            "/a;jsessionid=k/b;v=1;%4ASESSIONID=l?x=1",
+            "/a/b;v=1?x=1",
+            ("path jsessionid",),
+            id="a session in the path",
+        ),
+        pytest.param("/a;v=1/b?x=1", "/a;v=1/b?x=1", (), id="another parameter in the path"),
         pytest.param("/a?x=key=1", "/a?x=key=1", (), id="inside a value"),
     ],
 )
