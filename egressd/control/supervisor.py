@@ -15,7 +15,7 @@ import functools
 import json
 import os
 import time
-from collections import deque
+from collections import ChainMap, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +67,11 @@ from egressd.policy.reasons import Reason
 
 _RECALLED = 1000
 """Leases that one message ends."""
+_DEPARTED = 4096
+"""Sandboxes that are gone and of which a worker may still tell."""
+_NOBODYS = {NOBODY: None}
+_ADOPTING = 1000
+"""Sandboxes that one message puts under new rules."""
 WORKER_UID = 1337
 """The uid and gid a worker takes when control is root; no sandbox may have it."""
 _START_TIMEOUT = 20.0
@@ -129,7 +134,9 @@ class Supervisor:
         self._sources = sources or Sources()
         self._proxy_credentials = proxy_credentials
         self._worker: _Worker | None = None
-        self._departed: deque[str] = deque(maxlen=256)  # a last record of theirs may still be on its way
+        self._departed: OrderedDict[str, None] = (
+            OrderedDict()
+        )  # a last record of theirs may still be on its way
         self._deaths = 0
         self._starts: list[float] = []
         self._count = 0
@@ -174,13 +181,20 @@ class Supervisor:
                 changed.setdefault(policy.digest(), []).append(sandbox_id)
         waits = []
         for ids in changed.values():
-            waits.append(self._expect("adopted", ids[0]))
-            try:
-                self._send(Adopt(sandboxes=tuple(ids)), (self._sandboxes[ids[0]].policy_payload(),))
-            except OSError as error:
-                self._lose(f"cannot be told of new rules: {error.strerror}")
+            payload = self._sandboxes[ids[0]].policy_payload()
+            for start in range(0, len(ids), _ADOPTING):
+                some = tuple(ids[start : start + _ADOPTING])
+                waits.append(self._expect("adopted", some[0]))
+                try:
+                    self._send(Adopt(sandboxes=some), (payload,))
+                except OSError as error:
+                    self._lose(f"cannot be told of new rules: {error.strerror}")
         for wait in waits:
-            await self._await(wait, "the worker did not take the policy")
+            try:
+                await self._await(wait, "the worker did not take the policy")
+            except WorkerFailed:
+                self._lose("it did not take new rules")  # its successor starts from them
+                raise
 
     async def remove(self, sandbox_id: str, *, shutdown: bool = False) -> None:
         """End the sandbox: flows cut, listeners closed here and in the worker, ends written."""
@@ -190,14 +204,18 @@ class Supervisor:
         if self._worker is not None:  # else nothing of it is open anywhere
             gone = self._expect("gone", sandbox_id)
             self._send(Revoke(sandbox=sandbox_id, reason="shutdown" if shutdown else "revoked"))
-            with contextlib.suppress(WorkerFailed):
+            try:
                 await self._await(gone, "the worker did not let the sandbox go", seconds=3.0)
+            except WorkerFailed:  # it may still carry flows of a sandbox that has ended
+                self._lose("it did not let a sandbox go")
         reason = Reason.SHUTDOWN if shutdown else Reason.REVOKED
         self._records.end_all({sandbox_id}, reason)
         self._records.note("sandbox", sandbox, "gone")
         del self._sandboxes[sandbox_id]
         self._sources.release(sandbox_id)
-        self._departed.append(sandbox_id)
+        self._departed[sandbox_id] = None
+        while len(self._departed) > _DEPARTED:
+            self._departed.popitem(last=False)
         for listener in sandbox.listeners:
             listener.socket.close()
         await self._desk.end(sandbox_id)  # last: nothing of it is under way any more
@@ -465,7 +483,7 @@ class Supervisor:
         return self._sandboxes.get(sandbox_id) if worker is self._worker else None
 
     def _on_records(self, worker: _Worker, message: Records) -> None:
-        allowed = self._sandboxes.keys() | set(self._departed) | {NOBODY}
+        allowed = ChainMap[str, Any](self._sandboxes, self._departed, _NOBODYS)
         if self._records.may_block and not self._stopping:
             self._task(self._commit(worker, message, allowed))
         else:  # BadRecord: what no sound worker sends ends it
