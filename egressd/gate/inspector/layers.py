@@ -24,9 +24,10 @@ from mitmproxy.proxy.layers.http import (
 )
 
 from egressd.gate.connection import Connection
-from egressd.gate.inspector import http1
 from egressd.gate.inspector.addon import exchange_of
 from egressd.gate.inspector.exchange import Exchange
+from egressd.gate.inspector.http1.origin_side import OriginSide
+from egressd.gate.inspector.http1.sandbox_side import SandboxSide
 from egressd.gate.permission import read_place
 from egressd.gate.tls.stream import ByteStream
 from egressd.policy.names import format_host
@@ -65,7 +66,7 @@ class Upstream(HttpClient):
         """`context.server` is the connection to open; `credential` goes with every request on it, or none with any."""
         super().__init__(context)
         self.credential = credential
-        self.http = http1.Client(context)
+        self.http = OriginSide(context)
 
     def _handle_event(self, event: events.Event) -> CommandGenerator[None]:
         error = yield commands.OpenConnection(self.context.server)
@@ -82,7 +83,7 @@ class InspectorLayer(HttpLayer):
     def __init__(self, context: Context, head_bytes: int) -> None:
         """`context.client` is the sandbox's connection; `context.server` names where it leads and is never opened itself."""
         super().__init__(context, HTTPMode.transparent)
-        self.sandbox_side = http1.Server(context.fork(), head_bytes)
+        self.sandbox_side = SandboxSide(context.fork(), head_bytes)
         self.connections[context.client] = self.sandbox_side
         self._upstream: Upstream | None = None
         self._unclean = False

@@ -12,7 +12,7 @@ from mitmproxy.proxy.layers.http import _base, _http1, _http2, _http3
 def bare_error_page(_status_code: int, _message: str = "") -> bytes:
     """An error page that says nothing: mitmproxy's own repeats resolved addresses and errno texts to the client.
 
-    No path leads to it on HTTP/1 (`http1.Server` reports errors to the engine); it stands in for HTTP/2 and HTTP/3 and for what a
+    No path leads to it on HTTP/1 (`SandboxSide` reports errors to the engine); it stands in for HTTP/2 and HTTP/3 and for what a
     later version may add.
     """
     return b""

@@ -23,7 +23,7 @@ from egressd.policy.reasons import WORDS, Reason
 
 
 class PipeLayer:
-    """The frames of one WebSocket, in both directions; to the engine also the side of the sandbox, as `http1.Server` is."""
+    """The frames of one WebSocket, in both directions; to the engine also the side of the sandbox, as `SandboxSide` is."""
 
     begun: Final = True
     request_done: Final = True

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from mitmproxy import http
 
-from egressd.gate.inspector import addon, engine, http1, layers
+from egressd.gate.inspector import addon, engine, layers
 from egressd.gate.inspector.addon import PolicyAddon
 from egressd.gate.inspector.exchange import Exchange
+from egressd.gate.inspector.http1 import origin_side, sandbox_side
 from tests.gate.inspector.lab import HOST, Lab, laboratory, run
 from tests.gate.inspector.origin import PathOrigin
 
@@ -44,8 +45,8 @@ BEFORE_THE_REQUEST: dict[str, tuple[object, str, Callable[..., Any]]] = {
     "the hook after the body": (PolicyAddon, "request", fail),
     "the choice of an upstream": (layers.InspectorLayer, "get_connection", fail),
     "the dial": (engine, "open_upstream", fail),
-    "the writing of the head": (http1, "request_head_of", fail),
-    "the parser of heads": (http1, "parse_request_head", fail),
+    "the writing of the head": (origin_side, "request_head_of", fail),
+    "the parser of heads": (sandbox_side, "parse_request_head", fail),
 }
 
 
