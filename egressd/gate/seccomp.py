@@ -44,8 +44,8 @@ _THREADS: Final = (0x3D_0F00, 0x7D_0F00)
 """What glibc and musl make a thread with, and nobody anything else."""
 _IOCTLS: Final = (0x5421, 0x541B, 0x5411, 0x5401, 0x5451, 0x5450)
 """FIONBIO, FIONREAD, TIOCOUTQ, TCGETS, FIOCLEX, FIONCLEX."""
-_FCNTLS: Final = (0, 1, 2, 3, 4, 1030, 1034)
-"""F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC, F_GET_SEALS."""
+_FCNTLS: Final = (0, 1, 2, 3, 4, 1030, 1031, 1034)
+"""F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC, F_SETPIPE_SZ, F_GET_SEALS."""
 _PRCTLS: Final = (15, 0x5356_4D41)
 """PR_SET_NAME and PR_SET_VMA: names of threads and of memory."""
 _OPTIONS: Final = {
