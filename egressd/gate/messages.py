@@ -63,8 +63,8 @@ class Serve(_Message):
 
     `token` is the SHA-256 of its proxy token in hex, `source` the address that it is bound to: by these it is known at shared
     listeners, at those of the same `interface`. `answers` says what an allowed name leads to: an address of its own, or
-    egressd's. The latter is `own`, or where that is empty the address that the query was sent to. `placeholders` are its dummies by
-    credential.
+    egressd's. The latter is `own`, or where that is empty the address that the query was sent to. `placeholders` are its
+    dummies by credential.
     """
 
     type: Literal["serve"] = "serve"
