@@ -20,6 +20,7 @@ from egressd.control.config_file import (
     ConfigFile,
     DnsSection,
     ExplicitSection,
+    GatewaySection,
     InspectSection,
     LimitsSection,
     Section,
@@ -81,6 +82,7 @@ class Config:
     inspect: InspectSection
     limits: LimitsSection
     explicit: ExplicitSection
+    gateway: GatewaySection
     serve: ServeSection
 
     @property
@@ -220,7 +222,9 @@ def values(config: Config) -> Iterator[tuple[str, Any]]:
 
 def comparable(config: Config) -> dict[str, Any]:
     """Return what must be the same for a sandbox that one process makes and another has served: all but the daemon's own keys."""
-    told = {key: value for key, value in values(config) if not key.startswith(("serve.", "explicit."))}
+    told = {
+        key: value for key, value in values(config) if not key.startswith(("serve.", "explicit.", "gateway."))
+    }
     return told | {"config": str(config.file) if config.file is not None else None}
 
 
@@ -239,7 +243,8 @@ _PATHS = frozenset(
     | {"serve.api.certificate", "serve.api.key", "serve.api.client_ca", "serve.api.token.file"}
 )
 _PATH_LISTS = frozenset({"inspect.addons"})
-_LISTS = {**dict.fromkeys(_PATH_LISTS, os.pathsep), "explicit.addresses": ",", "explicit.hops": ","}
+_NAME_LISTS = ("explicit.addresses", "explicit.hops", "gateway.interfaces")
+_LISTS = {**dict.fromkeys(_PATH_LISTS, os.pathsep), **dict.fromkeys(_NAME_LISTS, ",")}
 """How they are joined in a variable: paths as in PATH."""
 
 
@@ -340,5 +345,6 @@ def _resolved(model: ConfigFile, read: Path | None, paths: Paths) -> Config:
         inspect=model.inspect,
         limits=model.limits,
         explicit=model.explicit,
+        gateway=model.gateway,
         serve=model.serve,
     )

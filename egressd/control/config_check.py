@@ -10,6 +10,7 @@ from egressd.gate.dns.servers import parse_upstream
 from egressd.gate.via import parse_proxy_url
 from egressd.rulefiles.problems import Code, Findings, Place, quoted
 from egressd.wiring.explicit import ExplicitSpec
+from egressd.wiring.gateway_rules import checked_interface
 
 
 def check(model: ConfigFile, name: str, findings: Findings) -> None:
@@ -17,6 +18,7 @@ def check(model: ConfigFile, name: str, findings: Findings) -> None:
     _check_dns_upstream(model.dns.upstream, name, findings)
     _check_proxy(model.upstream.proxy, name, findings)
     _check_explicit(model, name, findings)
+    _check_gateway(model.gateway.interfaces, name, findings)
     _check_serve(model.serve, model.explicit, name, findings)
 
 
@@ -88,6 +90,16 @@ def _check_explicit(model: ConfigFile, name: str, findings: Findings) -> None:
             Code.BAD_VALUE,
             "explicit: dns, direct_80 and direct_443 go with `dns: {answers: self}`",
         )
+
+
+def _check_gateway(interfaces: list[str], name: str, findings: Findings) -> None:
+    if len(set(interfaces)) != len(interfaces):
+        findings.add(name, Place(), Code.BAD_VALUE, "gateway.interfaces: an interface stands there twice")
+    for interface in interfaces:
+        try:
+            checked_interface(interface)
+        except ValueError as error:
+            findings.add(name, Place(), Code.BAD_VALUE, f"gateway.interfaces: {error}")
 
 
 _WHO_ASKS: Final = (

@@ -116,6 +116,12 @@ class ExplicitSection(Section):
     hops: list[str] = Field(default_factory=list, max_length=64)
 
 
+class GatewaySection(Section):
+    """Interfaces of this host, bridges mostly, with nothing but sandboxes behind them."""
+
+    interfaces: list[str] = Field(default_factory=list, max_length=64)
+
+
 class ConfigFile(Section):
     """egressd.yaml as it is written; every key may be left out."""
 
@@ -131,4 +137,5 @@ class ConfigFile(Section):
     inspect: InspectSection = InspectSection()
     limits: LimitsSection = LimitsSection()
     explicit: ExplicitSection = ExplicitSection()
+    gateway: GatewaySection = GatewaySection()
     serve: ServeSection = ServeSection()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import resource
 import signal
 import socket
@@ -24,23 +25,27 @@ from egressd.control.config import Config
 from egressd.control.config_check import explicit_spec
 from egressd.control.estate import Estate
 from egressd.control.explicit import ExplicitWiring
+from egressd.control.gateway import GatewayWiring
 from egressd.control.health import Health
 from egressd.control.lending import Lending
 from egressd.control.notify import Notifier
 from egressd.control.roster import Roster
 from egressd.control.rulebook import read_rules
 from egressd.control.secrecy import close_process, keep_from_swap, secret_variables
+from egressd.control.sidecar import SidecarWiring
 from egressd.control.supervisor import Supervisor, WorkerFailed
 from egressd.control.surroundings import BadInput
 from egressd.control.trust import build_trust
+from egressd.control.vigil import Vigil
 from egressd.control.voice import say
 from egressd.control.watch import LOOK, Marks, changes, marks
 from egressd.control.wirings import Wiring
 from egressd.credentials.broker import Broker
 from egressd.credentials.providers.base import take_variables
-from egressd.journal.record import Record, new_id
+from egressd.journal.record import Event, Record, new_id
 from egressd.journal.writer import Journal, JournalUnavailable
 from egressd.policy.credential import CredentialsFile
+from egressd.wiring.inherited import taken
 
 COULD_NOT_RUN: Final = 3
 _NOBODYS: Final = "-"
@@ -60,6 +65,7 @@ class Daemon:
         self._hurry = asyncio.Event()
         self._failure: str | None = None
         self._ready = False
+        self._vigil: Vigil | None = None
         self._reloading = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -76,6 +82,8 @@ class Daemon:
             self._ready = True
             self._watch_signals(stack)
             self._task(self._watch(self._marks))
+            if self._vigil is not None:
+                self._task(self._vigil.keep())
             if self._notifier.watchdog is not None:
                 self._task(self._feed_watchdog(self._notifier.watchdog / 2))
             self._notifier.tell("READY=1", f"STATUS={len(self.roster.rules.profiles)} profiles")
@@ -114,6 +122,7 @@ class Daemon:
         stack.push_async_callback(supervisor.stop)
         await supervisor.start()
         wirings = self._wirings(supervisor)
+        self._vigil = Vigil(wirings, lambda detail: self._note(detail, "sandbox"))
         for wiring in wirings:
             stack.push_async_callback(wiring.end)
             await wiring.begin()
@@ -131,6 +140,11 @@ class Daemon:
         if spec is not None:
             host = self._config.explicit.host or spec.addresses[0]
             found.append(ExplicitWiring(spec, supervisor, host=host, answers=self._config.dns.answers))
+        if self._config.gateway.interfaces:
+            interfaces = self._config.gateway.interfaces
+            found.append(GatewayWiring(interfaces, supervisor.share, supervisor.unshare))
+        if given := taken(os.environ):
+            found.append(SidecarWiring(given))
         return found
 
     async def _open(self, stack: contextlib.AsyncExitStack) -> None:
@@ -158,7 +172,9 @@ class Daemon:
     # being
 
     def _is_ready(self) -> bool:
-        return self._ready and not self._stopping.is_set() and self._supervisor.worker_pid is not None
+        sound = self._vigil is not None and self._vigil.sound
+        working = self._supervisor.worker_pid is not None
+        return self._ready and sound and working and not self._stopping.is_set()
 
     def _fail(self, why: str) -> None:
         say(f"{why}; every sandbox is ended")
@@ -259,10 +275,10 @@ class Daemon:
                 if marks(rules, credentials) != seen:  # the watch tells, once they rest
                     break
 
-    def _note(self, detail: str) -> None:
+    def _note(self, detail: str, event: Event = "policy") -> None:
         attempt_id = new_id()
         record = Record(
-            event="policy", sandbox=_NOBODYS, attempt_id=attempt_id, root_id=attempt_id, detail=detail
+            event=event, sandbox=_NOBODYS, attempt_id=attempt_id, root_id=attempt_id, detail=detail
         )
         self._supervisor.write([record.as_dict()])
 

@@ -59,6 +59,10 @@ class ExplicitWiring:
     async def sweep(self, traces: Mapping[str, str]) -> None:
         """There is nothing to undo."""
 
+    async def look(self) -> list[str]:
+        """There is nothing but sockets, which are this process's own."""
+        return []
+
     async def end(self) -> None:
         """Listen no more."""
         await self._supervisor.unshare(_SHARE)

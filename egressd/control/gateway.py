@@ -1,9 +1,9 @@
-"""The gateway wiring as a daemon offers it: one interface, shared listeners, and a bound source for each sandbox behind it."""
+"""The gateway wiring as a daemon offers it: shared listeners at each interface, and a bound source for each sandbox behind."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from egressd.control.sandboxes import SandboxListener
@@ -15,58 +15,48 @@ from egressd.wiring.gateway import Gateway
 from egressd.wiring.gateway_rules import Binding
 from egressd.wiring.ruleset import Counted
 
+_HINT = "see `egressd wire gateway --check`"
+
 
 class GatewayWiring:
-    """Sandboxes behind `interface`. `share` and `unshare` are the supervisor's, who owns the listeners from then on."""
+    """Sandboxes behind interfaces. `share` and `unshare` are the supervisor's, who owns the listeners from then on."""
 
     name: WiringName = "gateway"
 
     def __init__(
         self,
-        interface: str,
+        interfaces: Sequence[str],
         share: Callable[[SharedListeners], Awaitable[None]],
         unshare: Callable[[str], Awaitable[None]],
     ) -> None:
         """ValueError for what cannot be the name of one interface."""
-        self._gateway = Gateway(interface)
+        self._gateways = {name: Gateway(name) for name in interfaces}
         self._share = share
         self._unshare = unshare
-        self._id = f"gateway-{interface}"
         self._changing = asyncio.Lock()  # what is made from what was read must still be true
-
-    @property
-    def interface(self) -> str:
-        """The interface that the sandboxes are behind."""
-        return self._gateway.interface
 
     async def begin(self) -> None:
         """Put the rules in place, let nobody in whom a predecessor knew, and listen; raises WiringError."""
-        for note in await asyncio.to_thread(self._begin):
-            say(note)
-        listeners = await asyncio.to_thread(self._gateway.listeners)
-        shared = [SandboxListener(each.kind, each.family, each.socket) for each in listeners]
-        await self._share(SharedListeners(self._id, shared, self.interface))
+        for name, gateway in self._gateways.items():
+            for note in await asyncio.to_thread(_begin, gateway):
+                say(note)
+            made = await asyncio.to_thread(gateway.listeners)
+            listeners = [SandboxListener(each.kind, each.family, each.socket) for each in made]
+            await self._share(SharedListeners(_share(name), listeners, name))
 
-    def _begin(self) -> list[str]:
-        notes = self._gateway.wire()
-        for binding in self._gateway.bindings():
-            self._gateway.release(binding.source)
-        if problems := self._gateway.check():
-            raise WiringError(
-                self.interface, "; ".join(problems), "see `iptables-save`; `egressd wire gateway --check`"
-            )
-        return notes
-
-    async def problems(self) -> list[str]:
-        """What is not in place now, for readiness: while it is, nothing is promised. Never raises."""
-        try:
-            return await asyncio.to_thread(self._gateway.check)
-        except (WiringError, OSError) as error:
-            return [str(error)]
+    async def look(self) -> list[str]:
+        """Return what is not in place, after putting back what was missing; never raises."""
+        found: list[str] = []
+        async with self._changing:
+            for gateway in self._gateways.values():
+                found += await asyncio.to_thread(_look, gateway)
+        return found
 
     def traces(self, order: Order) -> Mapping[str, str]:
-        """The binding, by its source: rules, neighbours and flows go with it."""
-        return {"source": order.source} if order.source is not None else {}
+        """The binding, by interface and source: its rule, neighbours and flows go with it."""
+        if order.source is None:
+            return {}
+        return {"source": order.source} | ({"port": order.port} if order.port is not None else {})
 
     async def make(self, order: Order) -> BoundSource:
         """Bind the source of an order, and nothing of who had it before; raises NotWired, WiringError."""
@@ -77,43 +67,75 @@ class GatewayWiring:
         try:
             source = normal_source(order.source)
             async with self._changing:
-                await asyncio.to_thread(self._gateway.bind, Binding(source, order.mac, order.port))
+                gateway, port = await asyncio.to_thread(self._place, order.port)
+                mac = order.mac.lower() if order.mac is not None else None
+                await asyncio.to_thread(gateway.bind, Binding(source, mac, port))
         except ValueError as error:
             raise NotWired(str(error), "see docs/wirings.md, gateway", asked=True) from None
-        return BoundSource(source=source, interface=self.interface, wiring=self)
+        return BoundSource(source=source, interface=gateway.interface, wiring=self)
+
+    def _place(self, port: str | None) -> tuple[Gateway, str | None]:
+        """Return the gateway that a port belongs to, and the port if it is one of a bridge; raises ValueError."""
+        if port in self._gateways and not self._gateways[port].bridged:
+            return self._gateways[port], None
+        for gateway in self._gateways.values():
+            if port is not None and port in gateway.ports():
+                return gateway, port
+        if port is None and len(self._gateways) == 1:
+            return next(iter(self._gateways.values())), None
+        names = ", ".join(self._gateways)
+        raise ValueError(f"{port or 'a source without a port'} is at none of the interfaces {names}")
 
     async def sweep(self, traces: Mapping[str, str]) -> None:
-        """Release what a predecessor bound; raises WiringError."""
-        if "source" in traces:
-            await self.release(traces["source"])
+        """Nothing is left: `begin` has released every source that a predecessor bound."""
 
-    async def release(self, source: str) -> None:
+    async def release(self, interface: str, source: str) -> None:
         """Let a source in no longer, and forget its flows; raises WiringError."""
         async with self._changing:
-            await asyncio.to_thread(self._gateway.release, source)
+            await asyncio.to_thread(self._gateways[interface].release, source)
 
     async def end(self) -> None:
         """Close the listeners. The rules stay: without them the sandboxes' packets would be the host's to judge."""
-        await self._unshare(self._id)
+        for name in self._gateways:
+            await self._unshare(_share(name))
 
 
 @dataclass(slots=True)
 class BoundSource(Plain):
-    """A sandbox behind the gateway: a source, bound until `close`."""
+    """A sandbox behind a gateway: a source, bound until `close`."""
 
     wiring: GatewayWiring | None = None
 
-    async def halt(self, why: str) -> None:  # noqa: ARG002 -- as the protocol says
-        """Let nothing in any more: what comes from now on is nobody's."""
-        await self.close()
-
     async def close(self) -> Counted | None:
-        """Release the source, once; what cannot be released now is told, and again at the next start."""
+        """Release the source, once; what cannot be released is told, and gone at the next start."""
         wiring, self.wiring = self.wiring, None
         if wiring is not None and self.source is not None:
             try:
-                await wiring.release(self.source)
+                await wiring.release(self.interface, self.source)
             except (WiringError, OSError) as error:
-                self.wiring = wiring
                 say(f"the source {self.source} of a sandbox that is gone is still bound: {error}")
         return None
+
+
+def _share(interface: str) -> str:
+    return f"gateway-{interface}"
+
+
+def _begin(gateway: Gateway) -> list[str]:
+    notes = gateway.wire()
+    for binding in gateway.bindings():
+        gateway.release(binding.source)
+    if problems := gateway.check():
+        raise WiringError(gateway.interface, "; ".join(problems), _HINT)
+    return notes
+
+
+def _look(gateway: Gateway) -> list[str]:
+    """What was missing, put back or not: nobody knows what went by meanwhile."""
+    try:
+        problems = gateway.check()
+        if problems:
+            gateway.wire()
+    except (WiringError, OSError) as error:
+        return [str(error)]
+    return problems

@@ -34,11 +34,11 @@ class SidecarWiring:
         """See that there is something to listen on and that the rules are at work; raises WiringError."""
         if not {"transparent", "dns-udp", "dns-tcp"} <= {each.kind for each in self._listeners}:
             raise WiringError("LISTEN_FDS", "this process was given no sockets to listen on", _HINT)
-        if problems := await self.problems():
+        if problems := await self.look():
             raise WiringError("wire sidecar", "; ".join(problems), _HINT)
 
-    async def problems(self) -> list[str]:
-        """What is not at work now, for readiness: while it is, nothing is promised. Never raises."""
+    async def look(self) -> list[str]:
+        """Return what is not at work now; to put it back is not in this process's power. Never raises."""
         tried = await asyncio.gather(*(asyncio.to_thread(_tried, family) for family in FAMILIES))
         return [problem for problem in tried if problem is not None]
 
@@ -50,7 +50,7 @@ class SidecarWiring:
         """Give the sandbox the listeners; raises NotWired while another has them."""
         if self._beside is not None and not self._beside.closed:
             raise NotWired("a sidecar has one sandbox, and it lives", "revoke it first", asked=True)
-        if problems := await self.problems():
+        if problems := await self.look():
             raise WiringError("wire sidecar", "; ".join(problems), _HINT)
         own = [SandboxListener(each.kind, each.family, each.socket.dup()) for each in self._listeners]
         self._beside = Beside(own)

@@ -31,7 +31,7 @@ class Order:
 
     `id` was never anybody's; `generation` is greater than that of every sandbox before it, restarts included: state that
     outlives a sandbox is keyed by it, never by an address. `source` is the address that it will come from, where that is known;
-    behind a bridge `mac` and `port` say where that address belongs.
+    behind a bridge `mac` and `port` say where that address belongs; where there are several interfaces, `port` names one too.
     `place` is where it is, as its caller says: a process of its network namespace (`pid`), or the namespace's path.
     """
 
@@ -102,6 +102,12 @@ class Wiring(Protocol):
 
     async def sweep(self, traces: Mapping[str, str]) -> None:
         """Undo what a killed predecessor left of a sandbox; what is not there is no problem. Raises WiringError."""
+
+    async def look(self) -> Sequence[str]:
+        """Return what all its sandboxes rely on and was not in place, for people; asked again and again.
+
+        What can be put back is put back.
+        """
 
     async def end(self) -> None:
         """Close what all its sandboxes share, when none is left."""

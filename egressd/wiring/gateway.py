@@ -59,7 +59,7 @@ class Gateway:
             chain = bindings_chain(self.interface)
             rules = "".join(f"-A {chain} {binding.rule}\n" for binding in found)
             tables.restore(4, f"*raw\n:{chain} - [0:0]\n{rules}COMMIT\n")
-        for port in self._ports():
+        for port in self.ports():
             _secure(port)
         return self.notes()
 
@@ -69,7 +69,7 @@ class Gateway:
         problems += [f"a rule that binds no source: {rule}" for rule in self._read_bindings()[1]]
         problems += [
             f"port {port}: {name} is {'off' if wanted else 'on'}"
-            for port, settings in self._ports().items()
+            for port, settings in self.ports().items()
             for name, wanted in _PORT_SETTINGS.items()
             if settings.get(name) is not wanted
         ]
@@ -113,7 +113,7 @@ class Gateway:
             raise ValueError(f"{self.interface} is no bridge, so {binding.port} cannot be a port of it")
         if any(binding.source == other.source for other in self.bindings()):
             raise ValueError(f"{binding.source} is bound already")
-        if binding.port is not None and binding.port not in self._ports():
+        if binding.port is not None and binding.port not in self.ports():
             raise ValueError(f"{binding.port} is no port of {self.interface}")
         conntrack.forget(binding.source)
         if binding.port is not None:
@@ -172,7 +172,7 @@ class Gateway:
                 "net.bridge.bridge-nf-call-ip6tables=1 (container engines have both set)",
             )
 
-    def _ports(self) -> Mapping[str, Mapping[str, Any]]:
+    def ports(self) -> Mapping[str, Mapping[str, Any]]:
         """The bridge's ports with their settings; none where it is no bridge."""
         if not self.bridged:
             return {}

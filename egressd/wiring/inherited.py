@@ -59,8 +59,8 @@ def _counted(environ: Mapping[str, str]) -> tuple[int, list[str]]:
 
 def _named(name: str) -> tuple[Kind, int]:
     kind, _, family = name.rpartition("-")
-    if name in _KINDS and name == "nflog":
-        return _KINDS[name], 0
-    if kind not in _KINDS or family not in ("4", "6"):
+    if name == "nflog":
+        return "nflog", 0
+    if kind not in _KINDS or kind == "nflog" or family not in ("4", "6"):
         raise ValueError(f"a socket of an unknown kind: {name!r}")
     return _KINDS[kind], int(family)

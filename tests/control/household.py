@@ -120,6 +120,9 @@ class Thing:
             raise self.error
         self.swept.append(traces)
 
+    async def look(self) -> Sequence[str]:
+        return ()
+
     async def end(self) -> None:
         pass
 

@@ -225,6 +225,13 @@ def test_all_problems_come_at_once() -> None:
     assert len(problems(None, EGRESSD_DNS_DENIED="maybe", EGRESSD_LIMITS_CONNECTIONS="0")) == 2
 
 
+def test_interfaces_are_named_each_once() -> None:
+    assert load(None, EGRESSD_GATEWAY_INTERFACES="br0,br1").gateway.interfaces == ["br0", "br1"]
+    for text, said in (("br0,br0", "twice"), ("eth+", "no name of an interface"), ("../x", "no name")):
+        [problem] = problems(None, EGRESSD_GATEWAY_INTERFACES=text)
+        assert said in problem
+
+
 def test_every_key_has_its_variable() -> None:
     assert keys()["EGRESSD_DNS_UPSTREAM"] == "dns.upstream"
     assert keys()["EGRESSD_UPSTREAM_CA_BUNDLE"] == "upstream.ca_bundle"
@@ -232,7 +239,7 @@ def test_every_key_has_its_variable() -> None:
     assert keys()["EGRESSD_UPSTREAM_PROXY_URL"] == "upstream.proxy.url"
     assert keys()["EGRESSD_UPSTREAM_PROXY_CREDENTIALS_FILE"] == "upstream.proxy.credentials.file"
     assert keys()["EGRESSD_SERVE_API_TOKEN_FILE"] == "serve.api.token.file"
-    assert len(keys()) == 6 + 3 + 4 + 1 + len(LimitsSection.model_fields) + 8 + 8
+    assert len(keys()) == 6 + 3 + 4 + 1 + len(LimitsSection.model_fields) + 8 + 1 + 8
 
 
 def test_a_proxy_is_what_file_and_variables_say_together(file: Path) -> None:

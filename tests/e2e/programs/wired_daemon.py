@@ -53,7 +53,7 @@ class Daemon:
         self.wiring: GatewayWiring | SidecarWiring
         if "gateway" in self.spec:
             share, unshare = self.supervisor.share, self.supervisor.unshare
-            self.wiring = GatewayWiring(self.spec["gateway"], share, unshare)
+            self.wiring = GatewayWiring([self.spec["gateway"]], share, unshare)
         else:
             self.wiring = SidecarWiring(taken(os.environ))
         await self.wiring.begin()
@@ -85,7 +85,7 @@ class Daemon:
             case "revoke":
                 await self.revoke(words[0])
             case "problems":
-                return await self.wiring.problems()
+                return list(await self.wiring.look())
             case "kill":
                 before = self.supervisor.worker_pid
                 assert before is not None
