@@ -98,6 +98,12 @@ def _config(app: typer.Typer) -> None:
     configuration.register(app)
 
 
+def _services(app: typer.Typer) -> None:
+    from egressd.cli import services
+
+    services.register(app)
+
+
 VERBS: dict[str, Callable[[typer.Typer], None]] = {
     "run": _run,
     "serve": _serve,
@@ -105,6 +111,7 @@ VERBS: dict[str, Callable[[typer.Typer], None]] = {
     "kill": _kill,
     "check": _check,
     "explain": _explain,
+    "services": _services,
     "log": _log,
     "config": _config,
     "ca": _ca,

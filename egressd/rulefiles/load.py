@@ -112,6 +112,13 @@ def load_source(
     return Rules(source, policies, warnings, tests, folder.known)
 
 
+def load_services(directory: Path) -> Library | Problems:
+    """Return the services and lists of a rules folder, or their problems; what else lies in the folder is not judged."""
+    findings = Findings(str(directory))
+    library = _Folder(read_source(directory, findings), findings, dt.date.min).library()
+    return findings.problems() if findings.count else library
+
+
 @dataclass(slots=True)
 class _Folder:
     """A folder being read; each step adds its problems and goes on."""
@@ -130,11 +137,7 @@ class _Folder:
 
     def read(self) -> None:
         """Read lists, services, the organisation file and the profiles, in the order of what they refer to."""
-        lists = {
-            path: read_list(self.source.files[path], path, self.findings) for path in self.source.below(LISTS)
-        }
-        services = self._services(lists)
-        library = Library(services, frozenset(Path(path).stem for path in self.source.below(SERVICES)), lists)
+        library = self.library()
         if ORGANISATION not in self.source.files:
             hint = "a folder without one would lose its denials unnoticed; `schema: 1` alone denies nothing"
             self.findings.add(
@@ -157,6 +160,14 @@ class _Folder:
             )
             self.profiles[model.profile] = effective
             self._keep_tests(model.tests, document, model.profile)
+
+    def library(self) -> Library:
+        """Read what entries may refer to: lists and services."""
+        lists = {
+            path: read_list(self.source.files[path], path, self.findings) for path in self.source.below(LISTS)
+        }
+        services = self._services(lists)
+        return Library(services, frozenset(Path(path).stem for path in self.source.below(SERVICES)), lists)
 
     @property
     def _definitions(self) -> CredentialsFile | None:

@@ -107,6 +107,15 @@ def expand(
         yield Reach(entry, hosts, requests, f"{service.document.path}:{line}")
 
 
+def sampled(text: str, parameters: Mapping[str, Parameter]) -> str:
+    """Return a host or request of a service that has been checked, with a sample in place of each parameter."""
+    for placeholder in _PLACEHOLDER.findall(text):
+        name = _parameter(placeholder, parameters)
+        sample = _SAMPLES[parameters[name].type] if name is not None else "a"
+        text = text.replace(f"{{{placeholder}}}", sample)
+    return text
+
+
 def _check_parameter(
     name: str,
     parameter: Parameter,
