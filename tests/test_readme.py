@@ -27,6 +27,7 @@ PAGES = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "docs/records.md",
+    "docs/catalogue.md",
     "docs/clients.md",
     "docs/credentials.md",
     "docs/dns.md",
