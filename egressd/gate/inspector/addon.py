@@ -31,6 +31,9 @@ from egressd.policy.decide import decide
 from egressd.policy.names import BadHost, parse_authority
 from egressd.policy.reasons import Reason
 
+HOOK_TIMEOUT: Final = 30.0
+"""Seconds that any hook may take."""
+
 COMMIT_TIMEOUT: Final = 10.0
 """Seconds that the decision record of an allowed request may take to be written."""
 

@@ -24,7 +24,7 @@ from mitmproxy.proxy import commands, events
 
 from egressd.gate.connection import Connection
 from egressd.gate.inspector import outcomes
-from egressd.gate.inspector.addon import PolicyAddon, exchange_of
+from egressd.gate.inspector.addon import HOOK_TIMEOUT, PolicyAddon, exchange_of
 from egressd.gate.inspector.conduit import Conduit
 from egressd.gate.inspector.deadlines import Deadlines
 from egressd.gate.inspector.exchange import Exchange
@@ -36,9 +36,6 @@ from egressd.gate.inspector.veil import TURN
 from egressd.gate.tls.stream import ByteStream
 from egressd.policy.attempt import Decision
 from egressd.policy.reasons import Reason
-
-HOOK_TIMEOUT: Final = 30.0
-"""Seconds that any hook may take."""
 
 READ_AHEAD: Final = 64 * 1024
 """Bytes of later, pipelined requests that are kept while one is being answered, beyond one head."""
@@ -455,9 +452,9 @@ class Engine:
         """Answer a request that the addon has not admitted."""
         exchange = self._exchange
         assert exchange is not None
-        refusal = exchange.refusal or exchange.refuse(Reason.INTERNAL_ERROR)
-        judged = exchange.decided and refusal.reason is exchange.decision.reason
-        self._answer(exchange, Reason.COMPLETED if judged else refusal.reason)
+        if exchange.refusal is None:
+            exchange.refuse(Reason.INTERNAL_ERROR)
+        self._answer(exchange, exchange.ending)
 
     def _unread(self, reason: Reason, detail: str, method: bytes = b"", target: bytes = b"") -> None:
         """Answer and record an attempt that never became a request."""
@@ -476,9 +473,7 @@ class Engine:
             self._end(exchange, reason, detail)
             self._leave()
         elif not self._layer.sandbox_side.begun:
-            if not exchange.decided:
-                exchange.deny(Decision("deny", reason), detail)
-            exchange.refuse(reason)
+            exchange.give_up(reason, detail)
             self._answer(exchange, reason, detail)
         elif self._layer.sandbox_side.framed:
             self._end(exchange, reason, detail)

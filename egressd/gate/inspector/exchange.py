@@ -197,6 +197,19 @@ class Exchange:
         self._decided_by(decision, detail)
         return refusal
 
+    def give_up(self, reason: Reason, detail: str) -> Refusal:
+        """Make the response that says why the request cannot go on, and decide against it if nothing was decided yet."""
+        if not self.decided:
+            self.deny(Decision("deny", reason), detail)
+        return self.refuse(reason)
+
+    @property
+    def ending(self) -> Reason:
+        """How a refused request ends: completed by the refusal that was decided, or for what has refused it since."""
+        assert self.refusal is not None
+        judged = self.decided and self.refusal.reason is self.decision.reason
+        return Reason.COMPLETED if judged else self.refusal.reason
+
     def answer(self, allowed: Decision, answer: internal.Page | internal.Unanswered) -> Refusal:
         """Answer the request as egressd itself, and write its decision record; it is never admitted, so nothing leaves."""
         if isinstance(answer, internal.Unanswered):

@@ -20,6 +20,9 @@ from egressd.policy.reasons import Reason
 MAX_FIELDS: Final = 256
 """More header fields than this is `head_too_large`: each costs far more to handle than its bytes say."""
 
+MAX_INTERIM: Final = 16
+"""Interim responses (1xx) before a final one."""
+
 CHUNKED: Final = None
 """The length of a body whose end the chunked coding tells."""
 

@@ -26,15 +26,12 @@ from egressd.gate.inspector.body import HeadBuffer
 from egressd.gate.inspector.credential import Sealed
 from egressd.gate.inspector.exchange import Exchange
 from egressd.gate.inspector.fields import onward_trailers
-from egressd.gate.inspector.head import BadHead, Field, ResponseHead, parse_response_head
+from egressd.gate.inspector.head import MAX_INTERIM, BadHead, Field, ResponseHead, parse_response_head
 from egressd.gate.inspector.http1.side import Side
 from egressd.gate.inspector.messages import framed_body, is_chunked, request_head_of, response_of
 from egressd.gate.inspector.outcomes import Answered, Failed, Interim, Upgraded
 from egressd.gate.inspector.outgoing import Outgoing
 from egressd.policy.reasons import Reason
-
-MAX_INTERIM: Final = 16
-"""Interim responses (1xx) before a final one."""
 
 RESPONSE_HEAD_BYTES: Final = 256 * 1024
 

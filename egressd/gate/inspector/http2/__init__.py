@@ -1,4 +1,5 @@
-"""HTTP/2 by an engine of our own: `frames` and `link` speak it, `heads` reads it, `lanes` judge and carry each stream.
+"""HTTP/2 by an engine of our own: `frames` and `link` speak it, `heads` reads it; `requests` judge each stream, `responses`
+answer it, `lanes` end it, and `traffic` moves what waits.
 
 Why not mitmproxy's HTTP/2 layers: they have no back-pressure (a slow reader of 400 MB took 507 MB), and stand on hyper-h2.
 Why not hyper-h2 itself: it ends the connection for a wrong length in one message and for one stream too many, and once it has

@@ -17,12 +17,15 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from egressd.gate.connection import Connection
+from egressd.gate.inspector.addon import PolicyAddon
 from egressd.gate.inspector.conduit import Conduit
 from egressd.gate.inspector.exchange import Exchange
 from egressd.gate.inspector.http2.events import Broken, Data, Event, GoingAway, Head, Reset, Surplus
 from egressd.gate.inspector.http2.frames import Code
-from egressd.gate.inspector.http2.lanes import RESPONSE_HEAD_BYTES, Lanes, Unreachable
+from egressd.gate.inspector.http2.lanes import Lanes, Unreachable
 from egressd.gate.inspector.http2.link import Link, Terms
+from egressd.gate.inspector.http2.requests import Requests
+from egressd.gate.inspector.http2.responses import RESPONSE_HEAD_BYTES, Responses
 from egressd.gate.inspector.layers import client_of, context_of
 from egressd.gate.inspector.pace import Pace
 from egressd.gate.inspector.upstream import Opened, OpenFailed, reason_of
@@ -68,10 +71,11 @@ class Http2Engine:
             server=True,
         )
         self._upstream: Link | None = None
-        client = client_of(connection, stream)
-        self._lanes = Lanes(
-            connection, (client, context_of(connection, client).server), self._client, self, self
-        )
+        self._lanes = Lanes(connection, self._client, self, self)
+        addon, client = PolicyAddon(connection), client_of(connection, stream)
+        ends = client, context_of(connection, client).server
+        self._requests = requests = Requests(addon, ends, self._lanes, self._client, self)
+        self._responses = responses = Responses(addon, self._lanes, self._client)
         self._phase = _Phase.OPEN
         self._draining = False
         self._begun = False  # there has been a lane
@@ -80,17 +84,17 @@ class Http2Engine:
         self._moved = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._from_client: dict[type[Any], Callable[[Any], None]] = {
-            Head: lambda head: self._lanes.opens(head) if head.opens else self._lanes.client_trailers(head),
-            Data: self._lanes.client_data,
-            Reset: self._lanes.client_reset,
-            Surplus: self._lanes.surplus,
+            Head: requests.head,
+            Data: requests.data,
+            Reset: requests.reset,
+            Surplus: requests.surplus,
             GoingAway: lambda _: self._drain(),
             Broken: self._client_broke,
         }
         self._from_upstream: dict[type[Any], Callable[[Any], None]] = {
-            Head: self._lanes.response,
-            Data: self._lanes.upstream_data,
-            Reset: self._lanes.upstream_reset,
+            Head: responses.head,
+            Data: responses.data,
+            Reset: responses.reset,
             GoingAway: self._upstream_goes,
             Broken: lambda broken: self._lose_upstream(Reason.UPSTREAM_PROTOCOL, broken.detail),
         }
@@ -254,19 +258,19 @@ class Http2Engine:
     # what the peers do to the connection
 
     def _client_broke(self, broken: Broken) -> None:
-        self._lanes.attempt(broken.reason, broken.detail)
+        self._requests.attempt(broken.reason, broken.detail)
         self._lanes.cut(broken.reason)
         self._leave()
 
     def _upstream_goes(self, going: GoingAway) -> None:
         self._drain()
-        self._lanes.upstream_takes_up_to(going.last)
+        self._responses.taken_up_to(going.last)
 
     def _lose_upstream(self, reason: Reason, detail: str) -> None:
         self._drain()
         self.flush(up=True)  # its GOAWAY, if it was told one
         self._conduit.drop_upstream()
-        self._lanes.upstream_lost(reason, detail)
+        self._responses.lost(reason, detail)
 
     def _drain(self) -> None:
         """Take no more streams; leave once those that are open have ended."""
@@ -283,7 +287,7 @@ class Http2Engine:
         self._quiet = (self._quiet or now) if not len(self._lanes) else None
         self._head = (self._head or now) if self._client.in_head else None
         if self._conduit.client.waiting > UNREAD_REPLIES:
-            self._lanes.attempt(Reason.FLOOD, "asks and does not read")
+            self._requests.attempt(Reason.FLOOD, "asks and does not read")
             self.cut(Reason.FLOOD)
         elif self._conduit.upstream is not None and self._conduit.upstream.stream.waiting > UNREAD_REPLIES:
             self._lose_upstream(Reason.UPSTREAM_PROTOCOL, "asks and does not read")

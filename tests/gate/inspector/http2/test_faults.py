@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from egressd.gate.inspector.addon import PolicyAddon
 from egressd.gate.inspector.exchange import Exchange
-from egressd.gate.inspector.http2 import frames, heads, lane, lanes, link, traffic
+from egressd.gate.inspector.http2 import frames, heads, lane, lanes, link, requests, traffic
 from egressd.gate.inspector.http2.frames import frame
 from tests.gate.inspector.http2.scene import Scene
 from tests.gate.inspector.http2.test_link import GET, block
@@ -52,7 +52,7 @@ BEFORE: dict[str, tuple[object, str, Callable[..., Any]]] = {
     "the commit": (Exchange, "commit", fail_later),
     "the reading of the head": (heads, "parse_request", fail),
     "the writing of the head": (heads, "write_request", fail),
-    "the way to the upstream": (lanes.Lanes, "_admitted", fail),
+    "the way to the upstream": (requests.Requests, "_admitted", fail),
     "the sending": (link.Link, "open", fail),
 }
 
