@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from egressd.policy.attempt import RequestAttempt
-from egressd.policy.compile import CompiledPolicy
+from egressd.policy.compile import CompiledPolicy, compile_policy
 from egressd.policy.model import ProfileFile, ServiceFile
 from egressd.rulefiles.claims import judge
 from egressd.rulefiles.load import Rules, load_rules
@@ -119,6 +119,21 @@ def test_it_shows_a_write_that_is_refused(name: str, alone: Rules) -> None:
         if isinstance(attempt.host, tuple) and policy.levels_of_name(attempt.host)
     ]
     assert reached, "every refusal is of a host that the service does not name"
+
+
+@pytest.mark.parametrize("name", [name for name, service in SERVICES.items() if service.access != "deny"])
+def test_its_traffic_would_notice_if_any_group_of_hosts_were_opened(name: str, alone: Rules) -> None:
+    """Each entry in turn is made to take every request: some refusal must then be missed."""
+    effective = alone.effective(name)
+    denied = [test.deny for test in TRAFFIC[name].tests if test.deny]
+    denied += [line for line, but in REFUSED if name not in but]
+    for index, entry in enumerate(effective.entries):
+        if entry.effect == "deny":
+            continue  # the organisation's
+        entries = list(effective.entries)
+        entries[index] = entry.model_copy(update={"requests": ("ANY /**",)})
+        opened = compile_policy(effective.model_copy(update={"entries": tuple(entries)}))
+        assert any(judge(opened, asked(line), NOON).verdict != "deny" for line in denied), entry.hosts
 
 
 def test_every_claim_of_every_tool_holds(alone: Rules) -> None:
