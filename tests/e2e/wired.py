@@ -15,6 +15,7 @@ from typing import Any
 from egressd.lab import Lab
 from egressd.lab.lab import clean_env
 from egressd.lab.stand import Stand
+from tests.e2e.conftest import until
 
 TOP = Path(__file__).parents[2]
 CONTAINER = TOP / "deploy" / "runc" / "container.py"
@@ -64,6 +65,69 @@ class Daemon:
         self.process.wait(20)
 
 
+class Served:
+    """The real daemon, `egressd serve`, that is told things by the command line; `within` leads to where it may be asked."""
+
+    def __init__(self, lab: Lab, stand: Stand, argv: Sequence[str], within: Sequence[str] = ()) -> None:
+        self.lab, self.stand, self.within = lab, stand, within
+        self.log = stand.directory / "daemon.log"
+        with self.log.open("w") as log:
+            self.process = lab.popen(
+                "host",
+                list(argv),
+                env=environment(lab),
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self.bundle = str(stand.directory / "ca-trust" / "bundle.crt")
+        self.ids: dict[str, str] = {}
+        until(self.ready, 30.0, "readiness")
+
+    def ready(self) -> bool:
+        """Whether it says so."""
+        assert self.process.poll() is None, self.log.read_text()
+        asked = ["curl", "-sS", "-m", "2", "http://127.0.0.1:15021/readyz"]
+        return self.lab.run("host", asked).stdout == "ok\n"
+
+    def ask(self, line: str) -> Any:
+        """Create or revoke a sandbox; its id, or what was said."""
+        verb, name, *place = line.split()
+        if verb == "revoke":
+            return self._line("revoke", self.ids.pop(name))
+        options = [
+            word for pair in zip(("--source", "--mac", "--port"), place, strict=False) for word in pair
+        ]
+        wiring = "gateway" if place else "sidecar"
+        said = self._line("create", "--profile", "lab", "--wiring", wiring, "--format", "json", *options)
+        made = json.loads(said)
+        if "error" in made:
+            return made["error"]
+        self.ids[name] = made["sandbox"]["id"]
+        return self.ids[name]
+
+    def _line(self, *words: str) -> str:
+        argv = [
+            *self.within,
+            sys.executable,
+            "-P",
+            "-m",
+            "egressd",
+            "--config",
+            str(self.stand.config),
+            "sandbox",
+            *words,
+        ]
+        done = self.lab.run("host", argv, env=environment(self.lab), cwd="/")
+        return done.stdout if done.returncode == 0 else json.dumps({"error": done.stderr})
+
+    def end(self) -> None:
+        """End it as its service manager would."""
+        self.process.terminate()
+        self.process.wait(30)
+
+
 def environment(lab: Lab) -> dict[str, str]:
     return clean_env(lab, trust=False) | {"PYTHONPATH": str(TOP), "PYTHONDONTWRITEBYTECODE": "1"}
 
@@ -111,8 +175,8 @@ class Containers:
 class Pod:
     """The sidecar: the lab's `host` is the network namespace that egressd and its sandbox share."""
 
-    def __init__(self, lab: Lab, stand: Stand) -> None:
-        self.lab, self.stand = lab, stand
+    def __init__(self, lab: Lab, stand: Stand, *, real: bool = False) -> None:
+        self.lab, self.stand, self.real = lab, stand, real
         self.containers = Containers(lab, stand)
         # As container engines set it, so that a ping is a packet.
         lab.run("host", ["sysctl", "-qw", "net.ipv4.ping_group_range=0 2147483647"])
@@ -129,7 +193,20 @@ class Pod:
         python = [sys.executable, "-P"]
         wire = [*python, "-m", "egressd", "wire", "sidecar", "--uid", str(UID), "--"]
         serve = [*python, str(DAEMON), str(stand.config), json.dumps({"sidecar": True})]
-        self.daemon = Daemon(lab, stand, self.containers.argv(options, [*wire, *serve]))
+        self.daemon: Daemon | Served
+        if self.real:
+            serve = [*python, "-m", "egressd", "--config", str(stand.config), "serve"]
+            argv = self.containers.argv(options, [*wire, *serve])
+            within = [
+                "runc",
+                f"--root={self.containers.state}",
+                "exec",
+                f"--user={UID}",
+                self.containers.name,
+            ]
+            self.daemon = Served(lab, stand, argv, within)
+        else:
+            self.daemon = Daemon(lab, stand, self.containers.argv(options, [*wire, *serve]))
         self.container = self.containers.name
         self.sandbox: str = self.daemon.ask("create a")
 
@@ -159,9 +236,9 @@ class Pod:
 
 
 @contextmanager
-def pod(lab: Lab, stand: Stand) -> Iterator[Pod]:
+def pod(lab: Lab, stand: Stand, *, real: bool = False) -> Iterator[Pod]:
     """A sidecar for the length of a test."""
-    made = Pod(lab, stand)
+    made = Pod(lab, stand, real=real)
     try:
         yield made
     finally:
@@ -232,8 +309,8 @@ class Behind:
 class Bridge:
     """The gateway: a bridge in the lab's `host`, which forwards and masquerades as a container engine's does."""
 
-    def __init__(self, lab: Lab, stand: Stand) -> None:
-        self.lab, self.stand = lab, stand
+    def __init__(self, lab: Lab, stand: Stand, *, real: bool = False) -> None:
+        self.lab, self.stand, self.real = lab, stand, real
         self.containers = Containers(lab, stand)
         for command in (
             f"ip link add {BRIDGE} type bridge",
@@ -253,8 +330,15 @@ class Bridge:
 
     def start(self) -> None:
         """Start a daemon."""
-        argv = [sys.executable, "-P", str(DAEMON), str(self.stand.config), json.dumps({"gateway": BRIDGE})]
-        self.daemon = Daemon(self.lab, self.stand, argv)
+        python, config = [sys.executable, "-P"], str(self.stand.config)
+        self.daemon: Daemon | Served
+        if self.real:
+            self.daemon = Served(
+                self.lab, self.stand, [*python, "-m", "egressd", "--config", config, "serve"]
+            )
+        else:
+            argv = [*python, str(DAEMON), config, json.dumps({"gateway": BRIDGE})]
+            self.daemon = Daemon(self.lab, self.stand, argv)
 
     def wire(self, *flags: str) -> subprocess.CompletedProcess[str]:
         """`egressd wire gateway` for the bridge."""
@@ -276,9 +360,9 @@ class Bridge:
 
 
 @contextmanager
-def bridge(lab: Lab, stand: Stand) -> Iterator[Bridge]:
+def bridge(lab: Lab, stand: Stand, *, real: bool = False) -> Iterator[Bridge]:
     """A gateway with sandboxes for the length of a test."""
-    made = Bridge(lab, stand)
+    made = Bridge(lab, stand, real=real)
     try:
         yield made
     finally:

@@ -19,15 +19,15 @@ run = lambda *words: subprocess.run(words, check=True, capture_output=True, text
 run("ip", "link", "set", "lo", "up")
 run("iptables", "-A", "OUTPUT", "-m", "conntrack", "--ctstate", "NEW", "-j", "ACCEPT")
 run("ip6tables", "-A", "OUTPUT", "-m", "conntrack", "--ctstate", "NEW", "-j", "ACCEPT")
-def send(source, destination):
+def send(source, destination, port=0):
     with socket.socket(socket.AF_INET6 if ":" in source else socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        sock.bind((source, 0))
+        sock.bind((source, port))
         sock.sendto(b"x", (destination, 9))
 def there(*words):
     listed = run("conntrack", "-L", *words).split()
     return sorted({word for word in listed if word.startswith("src=")})
 for number in range(1500):
-    send("127.0.0.9", "127.0.0.1")
+    send("127.0.0.9", "127.0.0.1", 2000 + number)
 for pair in (("127.0.0.2", "127.0.0.1"), ("127.0.0.2", "127.0.0.3"), ("127.0.0.3", "127.0.0.2"), ("::1", "::1")):
     send(*pair)
 found = [forget("127.0.0.2"), there("-f", "ipv4"), forget("127.0.0.9"), there("-f", "ipv4"), forget("127.0.0.9")]
