@@ -83,7 +83,7 @@ def _bad(message: str, hint: str = "") -> typer.Exit:
 
 
 def _moment(at: str | None) -> float:
-    from egressd.policy.model import parse_moment
+    from egressd.policy.values import parse_moment
 
     if at is None:
         return time.time()

@@ -38,6 +38,12 @@ def _explain(app: typer.Typer) -> None:
     explain.register(app)
 
 
+def _effective(app: typer.Typer) -> None:
+    from egressd.cli import effective
+
+    effective.register(app)
+
+
 def _log(app: typer.Typer) -> None:
     from egressd.cli import log
 
@@ -111,6 +117,7 @@ VERBS: dict[str, Callable[[typer.Typer], None]] = {
     "kill": _kill,
     "check": _check,
     "explain": _explain,
+    "effective": _effective,
     "services": _services,
     "log": _log,
     "config": _config,

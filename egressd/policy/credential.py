@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from egressd.policy.model import Id, Said, SchemaVersion, Text, Texts, UnfitError
+from egressd.policy.model import Said
+from egressd.policy.values import Id, SchemaVersion, Text, Texts, UnfitError
 
 MOST_LIFETIME = 12 * 3600
 """Longest life, in seconds, that a source may be asked to give a lease."""

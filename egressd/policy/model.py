@@ -7,136 +7,28 @@ everywhere: a mistyped key must never widen a rule.
 
 from __future__ import annotations
 
-import datetime as dt
-import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictStr, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from egressd.policy.effective import EntryLimits, Rate, Scheme, Treatment
+from egressd.policy.effective import EntryLimits, Treatment
+from egressd.policy.values import (
+    ByteRate,
+    CountRate,
+    Day,
+    Id,
+    Moment,
+    Ports,
+    SchemaVersion,
+    Schemes,
+    Text,
+    Texts,
+    Values,
+)
 
 MOST_OBSERVE_DAYS = 30
 
-_ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
-_MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2})?Z)?")
-_RATE = re.compile(r"([0-9]{1,15})([A-Za-z]*)/([a-z]+)")
-
-_SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
-_BYTES = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-
-
-class UnfitError(ValueError):
-    """A value that a rule file may not hold; `code` is the problem's code, the text says what is right."""
-
-    def __init__(self, code: str, says: str) -> None:
-        super().__init__(says)
-        self.code = code
-
-
-def parse_rate(text: object, *, counts_bytes: bool) -> Rate:
-    """Return `N[unit]/period` as a rate; a unit only where bytes are counted. ValueError with the remedy."""
-    example = "50MB/day" if counts_bytes else "600/minute"
-    if isinstance(text, Rate):
-        return text
-    match = _RATE.fullmatch(text) if isinstance(text, str) else None
-    if match is None:
-        raise ValueError(f"a limit is written like {example}")
-    amount, unit, period = int(match[1]), match[2], match[3]
-    if period not in _SECONDS:
-        raise ValueError(f"the period is one of {', '.join(_SECONDS)}: {example}")
-    if unit and not counts_bytes:
-        raise ValueError(f"this limit counts, it has no unit: {example}")
-    if unit not in _BYTES:
-        raise ValueError(f"the unit is one of {', '.join(filter(None, _BYTES))}: {example}")
-    if amount == 0:
-        raise ValueError("a limit of nothing denies; leave the rule out or write a deny")
-    return Rate(amount=amount * _BYTES[unit], seconds=_SECONDS[period])
-
-
-def _count_rate(value: object) -> Rate:
-    try:
-        return parse_rate(value, counts_bytes=False)
-    except ValueError as error:
-        raise UnfitError("bad_limit", str(error)) from None
-
-
-def _byte_rate(value: object) -> Rate:
-    try:
-        return parse_rate(value, counts_bytes=True)
-    except ValueError as error:
-        raise UnfitError("bad_limit", str(error)) from None
-
-
-def _date(value: object) -> dt.date:
-    if isinstance(value, dt.date):
-        return value
-    try:
-        if isinstance(value, str) and _DATE.fullmatch(value):
-            return dt.date.fromisoformat(value)
-    except ValueError:
-        pass
-    raise UnfitError("bad_date", "a day is written like 2027-03-31 and exists in the calendar")
-
-
-def parse_moment(value: object) -> dt.datetime:
-    """Return the moment that `2027-03-31` (its noon) or `2027-03-31T18:00Z` names, in UTC; UnfitError for all else.
-
-    Noon, so that a claim about a rule's last valid day is not one about a midnight.
-    """
-    try:
-        if isinstance(value, str) and _MOMENT.fullmatch(value):
-            moment = dt.datetime.fromisoformat(value)
-            return moment if moment.tzinfo else moment.replace(hour=12, tzinfo=dt.UTC)
-    except ValueError:
-        pass
-    raise UnfitError("bad_date", "a time is written like 2027-03-31 or 2027-03-31T18:00Z (UTC)")
-
-
-def _id(value: str) -> str:
-    if _ID.fullmatch(value) and len(value) <= 64:
-        return value
-    proposal = slug(value) or "my-rule"
-    raise UnfitError("bad_id", f"small letters, digits and single hyphens, at most 64, like {proposal}")
-
-
-def slug(text: str) -> str:
-    """Return the nearest kebab-case id to any text; empty when nothing of it can stand in one."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower())[:64].strip("-")
-
-
-def _port(value: object) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 65535:
-        return value
-    raise UnfitError("bad_port", "a port is a number from 1 to 65535")
-
-
-def _schema(value: object) -> Literal[1]:
-    if isinstance(value, int) and not isinstance(value, bool) and value == 1:
-        return 1
-    raise UnfitError("bad_schema", "this egressd reads `schema: 1`")
-
-
-_RATE_SCHEMA = WithJsonSchema({"type": "string", "pattern": r"^[0-9]{1,15}/(second|minute|hour|day)$"})
-_BYTE_RATE_SCHEMA = WithJsonSchema(
-    {"type": "string", "pattern": r"^[0-9]{1,15}(kB|MB|GB|KiB|MiB|GiB)?/(second|minute|hour|day)$"}
-)
-
-type CountRate = Annotated[Rate, BeforeValidator(_count_rate), _RATE_SCHEMA]
-type ByteRate = Annotated[Rate, BeforeValidator(_byte_rate), _BYTE_RATE_SCHEMA]
-type Day = Annotated[dt.date, BeforeValidator(_date), WithJsonSchema({"type": "string", "format": "date"})]
-type Moment = Annotated[dt.datetime, BeforeValidator(parse_moment), WithJsonSchema({"type": "string"})]
-type Id = Annotated[str, AfterValidator(_id), Field(json_schema_extra={"pattern": f"^{_ID.pattern}$"})]
-type Port = Annotated[
-    int, BeforeValidator(_port), WithJsonSchema({"type": "integer", "minimum": 1, "maximum": 65535})
-]
-type SchemaVersion = Annotated[Literal[1], BeforeValidator(_schema), WithJsonSchema({"const": 1})]
-type Text = Annotated[StrictStr, Field(min_length=1, max_length=1000)]
-type Texts = Annotated[list[Text], Field(min_length=1)]
-type Ports = Annotated[list[Port], Field(min_length=1)]
-type Schemes = Annotated[list[Scheme], Field(min_length=1)]
 type ParameterType = Literal["segment", "repo", "host_label", "prefix", "enum"]
-type Values = Annotated[list[Text], Field(min_length=1)]
 type Access = Literal["read", "call", "write", "deny"]
 
 
@@ -255,6 +147,19 @@ class Accept(Said):
 type Tests = Annotated[list[Test], Field(min_length=1)]
 
 
+type Allows = Annotated[list[AllowEntry], Field(min_length=1)]
+type Denies = Annotated[list[DenyEntry], Field(min_length=1)]
+type Asks = Annotated[list[AskEntry], Field(min_length=1)]
+type Ids = Annotated[list[Id], Field(min_length=1)]
+
+
+class Additions(Said):
+    """What a profile allows beyond the one that it extends; a reviewer reads this first."""
+
+    allow: Allows = []
+    ask: Asks = []
+
+
 class ProfileFile(Said):
     """rules/profiles/NAME.yaml: the policy that a sandbox lives under."""
 
@@ -262,16 +167,56 @@ class ProfileFile(Said):
     profile: Id
     owner: Text | None = None
     description: Text | None = None
+    extends: Id | None = Field(
+        None, description="the profile whose rules and limits this one has too; it may only narrow them"
+    )
+    groups: Ids | None = Field(None, description="rules that profiles share: groups/NAME.yaml")
+    without: Ids | None = Field(None, description="ids of rules of the extended profile that this one lacks")
+    adds: Additions | None = Field(None, description="what goes beyond the extended profile")
     mode: Literal["enforce", "observe"] = "enforce"
     observe_until: Day | None = Field(
         None, description="the last day (UTC) of mode: observe, at most 30 days ahead"
     )
     accept: Accept | None = None
     limits: Limits | None = Field(None, description="for the sandbox as a whole, beside those of its rules")
-    allow: Annotated[list[AllowEntry], Field(min_length=1)] = []
-    deny: Annotated[list[DenyEntry], Field(min_length=1)] = []
-    ask: Annotated[list[AskEntry], Field(min_length=1)] = []
+    allow: Allows = []
+    deny: Denies = []
+    ask: Asks = []
     tests: Tests = []
+
+
+class GroupFile(Said):
+    """rules/groups/NAME.yaml: rules that several profiles name together."""
+
+    schema_version: SchemaVersion = Field(alias="schema")
+    group: Id
+    owner: Text | None = None
+    description: Text | None = None
+    allow: Allows = []
+    deny: Denies = []
+    ask: Asks = []
+    tests: Tests = Field([], description="must hold for the group alone, below the organisation's denials")
+
+
+class Ceiling(Said):
+    """The most that any profile may allow; what is left out here has no ceiling."""
+
+    allow: Allows | None = Field(
+        None,
+        description="every allow and ask of every profile lies within these, read as a profile reads them",
+    )
+    treatments: Annotated[list[Treatment], Field(min_length=1)] | None = None
+    schemes: Schemes | None = None
+    ports: Ports | None = None
+    addresses: Texts | None = Field(
+        None, description="networks that hold whatever non-public ones rules name"
+    )
+    observe_days: Annotated[int, Field(ge=0, le=MOST_OBSERVE_DAYS)] | None = Field(
+        None, description="how far ahead `observe_until` may lie; 0 forbids `mode: observe`"
+    )
+    limits: Limits | None = Field(
+        None, description="of a sandbox as a whole; bind every profile, which may only be tighter"
+    )
 
 
 class OrganisationFile(Said):
@@ -280,7 +225,8 @@ class OrganisationFile(Said):
     schema_version: SchemaVersion = Field(alias="schema")
     owner: Text | None = None
     description: Text | None = None
-    deny: Annotated[list[DenyEntry], Field(min_length=1)] = []
+    deny: Denies = []
+    ceiling: Ceiling | None = None
     tests: Tests = Field([], description="must hold under every profile")
 
 
@@ -344,25 +290,22 @@ class ServiceFile(Said):
     entries: Annotated[list[ServiceEntry], Field(min_length=1)]
 
 
-RULE_FILES: tuple[type[Said], ...] = (ProfileFile, ServiceFile, OrganisationFile)
+RULE_FILES: tuple[type[Said], ...] = (ProfileFile, ServiceFile, GroupFile, OrganisationFile)
 
 
 def json_schema() -> dict[str, Any]:
-    """Return one JSON Schema (2020-12) for the three kinds of rule file, told apart by their naming key."""
+    """Return one JSON Schema (2020-12) for every kind of rule file, told apart by their naming key."""
     definitions: dict[str, Any] = {}
     for model in RULE_FILES:
         part = model.model_json_schema(by_alias=True, ref_template="#/$defs/{model}")
         definitions.update(part.pop("$defs", {}))
         definitions[model.__name__] = part
+    chosen: dict[str, Any] = {"$ref": "#/$defs/OrganisationFile"}
+    for key, model in (("group", GroupFile), ("service", ServiceFile), ("profile", ProfileFile)):
+        chosen = {"if": {"required": [key]}, "then": {"$ref": f"#/$defs/{model.__name__}"}, "else": chosen}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "egressd rule files",
-        "if": {"required": ["profile"]},
-        "then": {"$ref": "#/$defs/ProfileFile"},
-        "else": {
-            "if": {"required": ["service"]},
-            "then": {"$ref": "#/$defs/ServiceFile"},
-            "else": {"$ref": "#/$defs/OrganisationFile"},
-        },
+        **chosen,
         "$defs": {name: definitions[name] for name in sorted(definitions)},
     }

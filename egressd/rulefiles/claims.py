@@ -27,11 +27,15 @@ _ADDRESS_TYPES = frozenset({"A", "AAAA"})
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """The tests of one file; `profile` is the one they speak of, None for all (the organisation's)."""
+    """The tests of one file; `profile` is the one they speak of, None for all (the organisation's).
+
+    With `group` it is the name of a group, which is judged alone, below the organisation's denials.
+    """
 
     tests: list[Test]
     document: Document
     profile: str | None
+    group: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,8 @@ def check_claims(
                 continue
             timeless = timeless or _without_expiry(policy)
             code, hint = Code.TEST_FAILED, f"egressd explain {shlex.quote(claim.asked.text)} --profile {name}"
+            if claims.group:
+                hint = "a group's tests are judged of the group alone, below the organisation's denials"
             if claim.test.at is None and _failure(claim, timeless, now) is None:
                 code, hint = (
                     Code.TEST_EXPIRED,

@@ -12,7 +12,8 @@ from ipaddress import ip_network
 from typing import Literal
 
 from egressd.policy.effective import Effect, EffectiveEntry, EntryLimits, Scheme, Treatment
-from egressd.policy.model import AllowEntry, AskEntry, DenyEntry, Limits, PermittingEntry, slug
+from egressd.policy.model import AllowEntry, AskEntry, DenyEntry, Limits, PermittingEntry
+from egressd.policy.values import slug
 from egressd.rulefiles.document import Document, Step
 from egressd.rulefiles.hosts import read_pattern, shared_suffix
 from egressd.rulefiles.networks import is_public, read_network
@@ -39,22 +40,23 @@ _WHY_NOT = {
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """What entries may refer to: the services that are sound, all that exist by name, and the lists by path."""
+    """What entries may refer to: the services that are sound, all that exist by name, the lists by path, the groups."""
 
     services: dict[str, Service]
     service_names: frozenset[str]
     lists: dict[str, tuple[str, ...]]
+    group_names: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
 class Reader:
-    """Reads the entries of one file; `ids` has the line of every id so far."""
+    """Reads the entries of one file; `ids` has every id so far and where it stands, as a message says it."""
 
     document: Document
     library: Library
     findings: Findings
     origin: Origin = "profile"
-    ids: dict[str, int] = field(default_factory=dict)
+    ids: dict[str, str] = field(default_factory=dict)
 
     def read(self, effect: Effect, entry: AnyEntry, where: tuple[Step, ...]) -> list[EffectiveEntry]:
         """Return what the entry at `where` comes to, in order; empty after adding its problems. Total."""
@@ -175,7 +177,7 @@ class Reader:
         chosen = entry.id or self._derived(effect, entry)
         line = self.document.place(*where).line
         if chosen in self.ids:
-            message = f"the id {chosen!r} is taken (line {self.ids[chosen]})"
+            message = f"the id {chosen!r} is taken ({self.ids[chosen]})"
             at = (*where, "id") if entry.id else where
             number = next(n for n in range(2, len(self.ids) + 3) if f"{chosen}-{n}" not in self.ids)
             self.note(
@@ -184,7 +186,7 @@ class Reader:
                 message,
                 f"records and tests name rules by id; give this one its own, like `id: {chosen}-{number}`",
             )
-        self.ids.setdefault(chosen, line)
+        self.ids.setdefault(chosen, f"line {line}")
         return chosen
 
     def _derived(self, effect: Effect, entry: AnyEntry) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,17 +16,28 @@ from pydantic import BaseModel
 from egressd.policy.compile import CompiledPolicy, compile_policy
 from egressd.policy.credential import CredentialsFile
 from egressd.policy.effective import EffectiveEntry, EffectivePolicy
-from egressd.policy.model import OrganisationFile, ProfileFile, ServiceFile, Test
+from egressd.policy.model import GroupFile, OrganisationFile, ProfileFile, ServiceFile, Test
 from egressd.rulefiles.bindings import check_spread
+from egressd.rulefiles.ceiling import Top, read_ceiling
 from egressd.rulefiles.claims import Claims, check_claims
+from egressd.rulefiles.composition import Composed, Group, compose, read_group
 from egressd.rulefiles.credentials import Known, read_credentials
 from egressd.rulefiles.document import Document
 from egressd.rulefiles.entries import Library
 from egressd.rulefiles.hosts import read_list
 from egressd.rulefiles.problems import Code, Findings, Place, Problem, Problems
-from egressd.rulefiles.profiles import read_organisation, read_profile
+from egressd.rulefiles.profiles import check_group, read_organisation, read_profile
 from egressd.rulefiles.services import Service, check_service
-from egressd.rulefiles.source import LISTS, ORGANISATION, PROFILES, SERVICES, RuleSource, read_source
+from egressd.rulefiles.shape import did_you_mean
+from egressd.rulefiles.source import (
+    GROUPS,
+    LISTS,
+    ORGANISATION,
+    PROFILES,
+    SERVICES,
+    RuleSource,
+    read_source,
+)
 from egressd.rulefiles.yaml import parse_model, read_bytes
 
 
@@ -102,8 +114,9 @@ def load_source(
     if folder.findings.count:
         return folder.findings.problems()
     policies = {profile: compile_policy(effective) for profile, effective in folder.profiles.items()}
+    groups = {name: compile_policy(effective) for name, effective in folder.alone.items()}
     for claims in folder.claims:
-        check_claims(claims, policies, moment, folder.findings)
+        check_claims(claims, groups if claims.group else policies, moment, folder.findings)
     failed = folder.findings.problems()
     if len(failed):
         return failed
@@ -128,6 +141,11 @@ class _Folder:
     today: dt.date
     known: Known | None = None
     beside: Findings = field(default_factory=Findings)
+    above: list[EffectiveEntry] = field(default_factory=list)
+    top: Top | None = None
+    groups: dict[str, Group] = field(default_factory=dict)
+    alone: dict[str, EffectivePolicy] = field(default_factory=dict)
+    composed: dict[str, Composed | None] = field(default_factory=dict)
     profiles: dict[str, EffectivePolicy] = field(default_factory=dict)
     claims: list[Claims] = field(default_factory=list)
 
@@ -136,38 +154,87 @@ class _Folder:
         self.known = read_credentials(content, name, self.beside)
 
     def read(self) -> None:
-        """Read lists, services, the organisation file and the profiles, in the order of what they refer to."""
+        """Read lists, services, the organisation file, groups and profiles, in the order of what they refer to."""
         library = self.library()
         if ORGANISATION not in self.source.files:
             hint = "a folder without one would lose its denials unnoticed; `schema: 1` alone denies nothing"
-            self.findings.add(
-                ORGANISATION, Place(), Code.MISSING_FILE, "the organisation file is missing", hint
-            )
-            above: list[EffectiveEntry] = []
+            message = "the organisation file is missing"
+            self.findings.add(ORGANISATION, Place(), Code.MISSING_FILE, message, hint)
         else:
-            above = self._organisation(library)
-        profiles = self.source.below(PROFILES)
-        if not profiles:
+            self._organisation(library)
+        self._groups(library)
+        paths = self.source.below(PROFILES)
+        if not paths:
             hint = "a profile is a file in profiles/, like profiles/locked-down.yaml"
             self.findings.add(PROFILES, Place(), Code.MISSING_FILE, "there is no profile", hint)
-        for path in profiles:
-            loaded = self._model(path, ProfileFile, "profile")
+        read = {path: self._model(path, ProfileFile, "profile") for path in paths}
+        files = {loaded[0].profile: loaded for loaded in read.values() if loaded is not None}
+        for name, (model, document) in files.items():
+            composed = self._composed(name, files, library)
+            if composed is None:
+                continue
+            self.profiles[name] = read_profile(composed, self.above, self.top, self._definitions, self.today)
+            self._keep_tests(model.tests, document, name)
+
+    def _composed(
+        self, name: str, files: Mapping[str, tuple[ProfileFile, Document]], library: Library
+    ) -> Composed | None:
+        """Return a profile put together, what it extends first; None after a problem with what it extends."""
+        chain: list[str] = []  # from the profile up to the first one that is done, or extends nothing
+        at: str | None = name
+        while at is not None and at not in self.composed:
+            chain.append(at)
+            model, document = files[at]
+            above = model.extends
+            place = document.place("extends")
+            if above in chain:
+                message = f"{' extends '.join([*chain[chain.index(above) :], above])}"
+                self.findings.add(
+                    document.path, place, Code.EXTENDS_CYCLE, message, "one of them stands alone"
+                )
+                self.composed |= dict.fromkeys(chain)
+                return None
+            if above is not None and above not in files:
+                if f"{PROFILES}/{above}.yaml" not in self.source.files:
+                    message = f"there is no profile {above!r}{did_you_mean(above, sorted(files))}"
+                    hint = f"{PROFILES}/{above}.yaml would be it"
+                    self.findings.add(document.path, place, Code.UNKNOWN_PROFILE, message, hint)
+                self.composed |= dict.fromkeys(chain)
+                return None
+            at = above
+        for one in reversed(chain):
+            self.composed[one] = self._one(*files[one], library)
+        return self.composed[name]
+
+    def _one(self, model: ProfileFile, document: Document, library: Library) -> Composed | None:
+        base = self.composed[model.extends] if model.extends is not None else None
+        if model.extends is not None and (base is None or not base.sound):
+            return None  # what extends a profile with mistakes would only repeat them
+        return compose(model, document, library, self.above, self.groups, base, self.findings)
+
+    def _groups(self, library: Library) -> None:
+        for path in self.source.below(GROUPS):
+            loaded = self._model(path, GroupFile, "group")
             if loaded is None:
                 continue
             model, document = loaded
-            effective = read_profile(
-                model, document, library, above, self._definitions, self.today, self.findings
-            )
-            self.profiles[model.profile] = effective
-            self._keep_tests(model.tests, document, model.profile)
+            group = read_group(model, document, library, self.above, self.findings)
+            check_group(group, self.today)
+            self.groups[model.group] = group
+            entries = (*self.above, *(made for one in group.written for made in one.entries))
+            self.alone[model.group] = EffectivePolicy(profile=model.group, entries=entries)
+            if model.tests:
+                self.claims.append(Claims(model.tests, document, model.group, group=True))
+
+    def _names(self, folder: str) -> frozenset[str]:
+        return frozenset(Path(path).stem for path in self.source.below(folder))
 
     def library(self) -> Library:
         """Read what entries may refer to: lists and services."""
         lists = {
             path: read_list(self.source.files[path], path, self.findings) for path in self.source.below(LISTS)
         }
-        services = self._services(lists)
-        return Library(services, frozenset(Path(path).stem for path in self.source.below(SERVICES)), lists)
+        return Library(self._services(lists), self._names(SERVICES), lists, self._names(GROUPS))
 
     @property
     def _definitions(self) -> CredentialsFile | None:
@@ -195,13 +262,14 @@ class _Folder:
                 services[service.model.service] = service
         return services
 
-    def _organisation(self, library: Library) -> list[EffectiveEntry]:
+    def _organisation(self, library: Library) -> None:
         loaded = parse_model(self.source.files[ORGANISATION], ORGANISATION, OrganisationFile, self.findings)
         if loaded is None:
-            return []
+            return
         model, document = loaded
         self._keep_tests(model.tests, document, None)
-        return read_organisation(model, document, library, self.today, self.findings)
+        self.above = read_organisation(model, document, library, self.today, self.findings)
+        self.top = read_ceiling(model, document, library, self.findings)
 
     def _keep_tests(self, tests: list[Test], document: Document, profile: str | None) -> None:
         if tests:

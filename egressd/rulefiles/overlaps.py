@@ -66,7 +66,7 @@ def requests_meet(one: EffectiveEntry, other: EffectiveEntry) -> bool:
     if not set(one.ports) & set(other.ports) or not set(one.schemes) & set(other.schemes):
         return False
     left, right = list(_requests(one)), list(_requests(other))
-    return any(_meet(first, second) for first in left for second in right)
+    return any(patterns_meet(first, second) for first in left for second in right)
 
 
 def request_covers(wide: RequestPattern, narrow: RequestPattern) -> bool:
@@ -110,7 +110,8 @@ def _requests(entry: EffectiveEntry) -> Iterator[RequestPattern]:
             yield pattern
 
 
-def _meet(one: RequestPattern, other: RequestPattern) -> bool:
+def patterns_meet(one: RequestPattern, other: RequestPattern) -> bool:
+    """Return whether some request may be covered by both patterns, as far as their methods and paths tell."""
     if not _methods_meet(one.methods, other.methods) and not (one.websocket and other.websocket):
         return False
     return _paths_meet(one.path.text[1:].split("/"), other.path.text[1:].split("/"))

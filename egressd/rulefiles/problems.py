@@ -62,6 +62,12 @@ class Code(StrEnum):
     PORTS_REQUIRED = "ports_required"
     NOT_INSPECTED = "not_inspected"
     OBSERVE = "observe"
+    # what rules are put together from
+    UNKNOWN_GROUP = "unknown_group"
+    UNKNOWN_PROFILE = "unknown_profile"
+    EXTENDS_CYCLE = "extends_cycle"
+    NOT_NARROWER = "not_narrower"
+    OVER_CEILING = "over_ceiling"
     # hosts, addresses, requests
     BAD_HOST = "bad_host"
     NOT_NORMAL = "not_normal"

@@ -1,13 +1,13 @@
-"""One profile, with the organisation's denials in front, as an effective policy; and what is judged of it as a whole."""
+"""One profile, put together, with the organisation's denials in front; and what is judged of it as a whole."""
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from egressd.policy.credential import CredentialsFile
-from egressd.policy.effective import Effect, EffectiveEntry, EffectivePolicy, EntryLimits, Rate
+from egressd.policy.effective import EffectiveEntry, EffectivePolicy, EntryLimits, Rate
 from egressd.policy.model import (
     MOST_OBSERVE_DAYS,
     AllowEntry,
@@ -17,27 +17,18 @@ from egressd.policy.model import (
     ProfileFile,
 )
 from egressd.rulefiles.bindings import Bare, Used, check_bare, check_uses
+from egressd.rulefiles.ceiling import Top, bound_limits, check_ceiling, check_observing
+from egressd.rulefiles.composition import Composed, Group
 from egressd.rulefiles.document import Document
-from egressd.rulefiles.entries import EXFIL_SINKS, AnyEntry, Library, Reader, check_limits, reaches_private
+from egressd.rulefiles.entries import EXFIL_SINKS, Library, Reader, reaches_private
 from egressd.rulefiles.overlaps import HostIndex, patterns
 from egressd.rulefiles.problems import Code, Findings
+from egressd.rulefiles.written import Written, written
 
 _DAY = 86400
 _TARGET = 2048
 """The longest request target of public_web, in bytes."""
 _NAME = 253
-
-_EFFECTS: tuple[Effect, ...] = ("deny", "allow", "ask")
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """An entry as the file has it, with what it came to."""
-
-    effect: Effect
-    index: int
-    said: AnyEntry
-    entries: list[EffectiveEntry]
 
 
 def read_organisation(
@@ -45,54 +36,48 @@ def read_organisation(
 ) -> list[EffectiveEntry]:
     """Return the denials that bind every profile."""
     reader = Reader(document, library, findings, origin="organisation")
-    written = list(_written(reader, model))
-    _check_expiry(written, reader, today)
-    return [made for one in written for made in one.entries]
+    denials = list(written(reader, model))
+    _check_expiry(denials, today)
+    return [made for one in denials for made in one.entries]
+
+
+def check_group(group: Group, today: dt.date) -> None:
+    """Add what is wrong with a group by itself, whoever names it."""
+    _check_expiry(group.written, today)
 
 
 def read_profile(
-    model: ProfileFile,
-    document: Document,
-    library: Library,
+    composed: Composed,
     organisation: Iterable[EffectiveEntry],
+    top: Top | None,
     credentials: CredentialsFile | None,
     today: dt.date,
-    findings: Findings,
 ) -> EffectivePolicy:
-    """Return the effective policy of a profile; what is wrong with it is added to `findings`."""
+    """Return the effective policy of a profile that has been put together; what is wrong with it is noted."""
     above = list(organisation)
-    reader = Reader(document, library, findings)
-    reader.ids = {entry.id: 0 for entry in above}
-    written = list(_written(reader, model))
-    check_limits(model.limits, reader, ("limits",))
+    model, reader, entries = composed.model, composed.reader, composed.written
     _check_mode(model, reader, today)
-    _check_public_web(model, written, reader)
-    _check_denied_requests(written, above, reader)
-    _check_expiry(written, reader, today)
-    uses = list(_uses(written, document))
-    check_uses(uses, credentials, findings)
+    _check_public_web(model, entries)
+    _check_denied_requests(entries, above)
+    _check_expiry(entries, today)
+    uses = list(_uses(entries))
+    check_uses(uses, credentials, reader.findings)
     if model.accept is None or model.accept.own_keys is None:
-        check_bare(list(_bare(written, reader)), uses, credentials, findings)
-    sinks = list(_sinks(written, reader))
+        check_bare(list(_bare(entries)), uses, credentials, reader.findings)
+    limits = composed.limits
+    if top is not None:
+        check_ceiling(top, entries)
+        check_observing(top, model, today, reader)
+        limits = bound_limits(top, limits, reader)
+    sinks = list(_sinks(entries))
     return EffectivePolicy(
         profile=model.profile,
         owner=model.owner,
         mode=model.mode,
         observe_until=model.observe_until,
-        entries=(*above, *sinks, *(made for one in written for made in one.entries)),
-        limits=model.limits.resolved() if model.limits else EntryLimits(),
+        entries=(*above, *sinks, *(made for one in entries for made in one.entries)),
+        limits=limits,
     )
-
-
-def _written(reader: Reader, model: ProfileFile | OrganisationFile) -> Iterator[Written]:
-    """Yield the entries in the order in which the file has them."""
-    found: list[tuple[Effect, int, AnyEntry]] = []
-    for effect in _EFFECTS:
-        said: list[AnyEntry] = list(getattr(model, effect, ()))
-        found += [(effect, index, entry) for index, entry in enumerate(said)]
-    found.sort(key=lambda one: reader.document.place(one[0], one[1]))
-    for effect, index, entry in found:
-        yield Written(effect, index, entry, reader.read(effect, entry, (effect, index)))
 
 
 def _check_mode(model: ProfileFile, reader: Reader, today: dt.date) -> None:
@@ -119,31 +104,34 @@ def _check_mode(model: ProfileFile, reader: Reader, today: dt.date) -> None:
         reader.note(("observe_until",), Code.EXPIRED, message, "write `mode: enforce`")
 
 
-def _check_public_web(model: ProfileFile, written: list[Written], reader: Reader) -> None:
-    for one in written:
+def _check_public_web(model: ProfileFile, entries: Sequence[Written]) -> None:
+    for one in entries:
         if not isinstance(one.said, AllowEntry) or one.said.public_web is None:
             continue
-        where = (one.effect, one.index)
         limits = one.said.limits.resolved() if one.said.limits else EntryLimits()
         missing = [key for key in ("requests", "new_hosts", "upload") if getattr(limits, key) is None]
         if missing:
             hint = "limits: {requests: 600/hour, new_hosts: 60/hour, upload: 5MB/day}"
             message = f"`public_web` needs limits for {', '.join(missing)}"
-            reader.note((*where, "public_web"), Code.PUBLIC_WEB_LIMITS, message, hint, key=True)
+            one.note("public_web", Code.PUBLIC_WEB_LIMITS, message, hint, key=True)
         else:
-            reader.note((*where, "public_web"), Code.COVERT_CAPACITY, _capacity(limits), key=True)
-        mixed = next((other for other in written if _is_private(other)), None)
+            one.note("public_web", Code.COVERT_CAPACITY, _capacity(limits), key=True)
+        mixed = next((other for other in entries if _is_private(other)), None)
         if mixed is not None and (model.accept is None or model.accept.mixed_public is None):
-            line = reader.document.place(mixed.effect, mixed.index).line
-            message = f"`public_web` beside the credential or private range of line {line}"
+            line = f"line {mixed.line}" if mixed.reader is one.reader else _place(mixed)
+            message = f"`public_web` beside the credential or private range of {line}"
             hint = "move one of them to another profile, or accept: {mixed-public: the reason}"
-            reader.note((*where, "public_web"), Code.MIXED_PUBLIC, message, hint, key=True)
+            one.note("public_web", Code.MIXED_PUBLIC, message, hint, key=True)
 
 
-def _is_private(written: Written) -> bool:
-    if isinstance(written.said, DenyEntry):
+def _place(one: Written) -> str:
+    return f"{one.reader.document.path}:{one.line}"
+
+
+def _is_private(one: Written) -> bool:
+    if isinstance(one.said, DenyEntry):
         return False
-    return written.said.credential is not None or any(reaches_private(entry) for entry in written.entries)
+    return one.said.credential is not None or any(reaches_private(entry) for entry in one.entries)
 
 
 def _capacity(limits: EntryLimits) -> str:
@@ -158,48 +146,46 @@ def _a_day(rate: Rate | None) -> int:
     return rate.amount * _DAY // rate.seconds + (rate.amount if rate.seconds < _DAY else 0) if rate else 0
 
 
-def _sinks(written: list[Written], reader: Reader) -> Iterator[EffectiveEntry]:
+def _sinks(entries: Sequence[Written]) -> Iterator[EffectiveEntry]:
     """Yield the denial of the exfil-sinks service that comes with every public_web."""
-    for one in written:
+    for one in entries:
         if not isinstance(one.said, AllowEntry) or one.said.public_web is None:
             continue
-        if EXFIL_SINKS not in reader.library.service_names:
+        if EXFIL_SINKS not in one.reader.library.service_names:
             message = f"`public_web` needs services/{EXFIL_SINKS}.yaml, which it always denies"
-            reader.note((one.effect, one.index, "public_web"), Code.UNKNOWN_SERVICE, message, key=True)
+            one.note("public_web", Code.UNKNOWN_SERVICE, message, key=True)
             return
         entry = DenyEntry.model_validate({"id": "public-web-exfil-sinks", "service": EXFIL_SINKS})
-        yield from reader.read("deny", entry, (one.effect, one.index))
+        taken = {made.id: _place(other) for other in entries for made in other.entries}
+        reader = replace(one.reader, ids=taken)
+        yield from reader.read("deny", entry, one.where)
         return
 
 
-def _check_denied_requests(written: list[Written], above: list[EffectiveEntry], reader: Reader) -> None:
+def _check_denied_requests(entries: Sequence[Written], above: list[EffectiveEntry]) -> None:
     """A connection that is not read cannot carry some requests and not others: a deny of some would deny all."""
     opaque = [
         entry
-        for one in written
+        for one in entries
         for entry in one.entries
         if one.effect != "deny" and entry.treatment != "inspect"
     ]
     index = HostIndex(opaque)
-    for one in written:
+    for one in entries:
         if not isinstance(one.said, DenyEntry):
             continue
         met = next((other for made in one.entries for other in _met(made, index)), None)
         if met is not None:
             message = f"these requests cannot be seen: {met.id!r} ({met.place}) is a {met.treatment}"
-            where = (one.effect, one.index, "requests" if one.said.requests else "service")
-            reader.note(where, Code.NOT_INSPECTED, message, "deny the host, or inspect it there", key=True)
+            step = "requests" if one.said.requests else "service"
+            one.note(step, Code.NOT_INSPECTED, message, "deny the host, or inspect it there", key=True)
     theirs = {other.place: made for made in above for other in _met(made, index)}
-    for one in written:
+    for one in entries:
         made = next((theirs[entry.place] for entry in one.entries if entry.place in theirs), None)
         if made is not None:
             message = f"the requests that {made.id!r} ({made.place}) denies cannot be seen in a {one.entries[0].treatment}"
-            where = (
-                one.effect,
-                one.index,
-                "treatment" if getattr(one.said, "treatment", None) else "service",
-            )
-            reader.note(where, Code.NOT_INSPECTED, message, "inspect it", key=True)
+            step = "treatment" if getattr(one.said, "treatment", None) else "service"
+            one.note(step, Code.NOT_INSPECTED, message, "inspect it", key=True)
 
 
 def _met(deny: EffectiveEntry, index: HostIndex) -> Iterator[EffectiveEntry]:
@@ -211,31 +197,31 @@ def _met(deny: EffectiveEntry, index: HostIndex) -> Iterator[EffectiveEntry]:
                 yield other
 
 
-def _check_expiry(written: list[Written], reader: Reader, today: dt.date) -> None:
-    for one in written:
+def _check_expiry(entries: Iterable[Written], today: dt.date) -> None:
+    for one in entries:
         if one.said.expires is not None and one.said.expires < today:
             message = f"expired on {one.said.expires}: the rule is as if it were not there"
-            reader.note(
-                (one.effect, one.index, "expires"), Code.EXPIRED, message, "renew it or remove the entry"
-            )
+            one.note("expires", Code.EXPIRED, message, "renew it or remove the entry")
 
 
-def _uses(written: list[Written], document: Document) -> Iterator[Used]:
-    for one in written:
+def _uses(entries: Iterable[Written]) -> Iterator[Used]:
+    for one in entries:
         if not isinstance(one.said, PermittingEntry) or one.said.credential is None:
             continue
-        place = document.place(one.effect, one.index, "credential")
+        document = one.reader.document
+        place = document.place(*one.where, "credential")
         for entry in one.entries:
             if entry.credential is not None:  # a service keeps it from some of its hosts
                 yield Used(entry, document.path, place)
 
 
-def _bare(written: list[Written], reader: Reader) -> Iterator[Bare]:
-    for one in written:
+def _bare(entries: Iterable[Written]) -> Iterator[Bare]:
+    for one in entries:
         if not isinstance(one.said, PermittingEntry) or one.said.credential is not None:
             continue
-        service = reader.library.services.get(one.said.service or "")
+        service = one.reader.library.services.get(one.said.service or "")
         expects = service.model.service if service is not None and service.model.expects else None
-        place = reader.document.place(one.effect, one.index)
+        document = one.reader.document
+        place = document.place(*one.where)
         for entry in one.entries:
-            yield Bare(entry, reader.document.path, place, expects)
+            yield Bare(entry, document.path, place, expects)

@@ -9,7 +9,7 @@ from typing import Any, TypeAliasType, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from egressd.policy.model import UnfitError
+from egressd.policy.values import UnfitError
 from egressd.rulefiles.document import Document, Step
 from egressd.rulefiles.problems import Code, Findings, Place, quoted
 

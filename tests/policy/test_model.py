@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from egressd.policy.effective import Rate
-from egressd.policy.model import ProfileFile, UnfitError, json_schema, parse_moment, parse_rate, slug
+from egressd.policy.model import ProfileFile, json_schema
+from egressd.policy.values import UnfitError, parse_moment, parse_rate, slug
 
 RATES = [
     ("600/minute", False, Rate(amount=600, seconds=60)),

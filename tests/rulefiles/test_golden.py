@@ -15,6 +15,7 @@ import pytest
 from egressd.cli.explain import lines
 from egressd.rulefiles.explain import explain
 from egressd.rulefiles.load import Rules, load_rules
+from egressd.rulefiles.printout import as_text, printout
 from egressd.rulefiles.problems import WARNINGS, Code, Problems
 from egressd.rulefiles.requestline import Asked, parse_request_line
 from egressd.rulefiles.yaml import MOST_BYTES
@@ -89,3 +90,14 @@ def test_a_lesson_comes_out_as_written(name: str, monkeypatch: pytest.MonkeyPatc
         assert isinstance(asked, Asked), asked
         shown += ["", *lines(explain(rules, profile, asked, NOW), rules.root)]
     compare(GOLDEN / name / "expected.txt", "\n".join(shown).lstrip("\n") + "\n")
+
+
+@pytest.mark.parametrize("name", [name for name in LESSONS if (GOLDEN / name / "effective.txt").exists()])
+def test_an_effective_policy_is_printed_with_the_origin_of_every_line(name: str) -> None:
+    page = GOLDEN / name / "effective.txt"
+    profile = page.read_text().split("\n", 1)[0].removeprefix("# ")
+    rules = load_rules(GOLDEN / name / "rules", now=NOW)
+    assert isinstance(rules, Rules), str(rules)
+    lines_ = printout(rules.effective(profile), rules.source)
+    assert all(line.origin or line.text.endswith(":") for line in lines_)
+    compare(page, f"# {profile}\n{as_text(lines_)}\n")
