@@ -397,7 +397,7 @@ def test_data_is_sent_as_far_as_both_windows_go() -> None:
 def test_no_peer_chooses_how_much_we_remember() -> None:
     link = server()
     link.receive(frames.settings({frames.HEADER_TABLE_SIZE: 1 << 30}), 0.0)
-    assert link._encoder.header_table_size == 4096
+    assert link._sections._encoder.header_table_size == 4096
     link.receive(frames.settings({frames.HEADER_TABLE_SIZE: 100}), 0.0)
     link.receive(head(1), 0.0)
     link.take()
