@@ -172,9 +172,9 @@ class Daemon:
     # being
 
     def _is_ready(self) -> bool:
-        sound = self._vigil is not None and self._vigil.sound
-        working = self._supervisor.worker_pid is not None
-        return self._ready and sound and working and not self._stopping.is_set()
+        if not self._ready or self._stopping.is_set() or self._vigil is None:
+            return False
+        return self._vigil.sound and self._supervisor.worker_pid is not None
 
     def _fail(self, why: str) -> None:
         say(f"{why}; every sandbox is ended")

@@ -28,6 +28,7 @@ from egressd.wiring.ruleset import (
 
 CHAIN: Final = PREFIX
 REFUSING: Final = f"{PREFIX}-REFUSE"
+FORWARDED: Final = f"{PREFIX}-FORWARD"
 ASTRAY: Final = f"{PREFIX}-ASTRAY"
 
 RESOLVERS: Final[dict[Family, str]] = {4: RESOLVER, 6: "2001:2::1"}
@@ -55,9 +56,11 @@ def sidecar_overlay(family: Family, uid: int, *, nflog_group: int = NFLOG_GROUP)
             f"-j REJECT --reject-with {_PROHIBITED[family]}",
         ),
     )
+    # A packet with a source route (IP_OPTIONS needs no capability) comes back from lo to be forwarded.
+    forwarded = Chain(FORWARDED, (f"-j {REFUSING}",), (Jump("FORWARD", "-i lo"),))
     return (
         # The chain that is led to comes first: text is read from top to bottom.
-        ("filter", (refusing, Chain(CHAIN, _filter(family, uid), output))),
+        ("filter", (refusing, Chain(CHAIN, _filter(family, uid), output), forwarded)),
         (
             "mangle",
             (

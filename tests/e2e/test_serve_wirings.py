@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from egressd.lab import Lab
 from egressd.lab.stand import Stand
 from tests.e2e.conftest import RULES, SHIPPED, build, until
-from tests.e2e.wired import API, BRIDGE, Bridge, Pod, Served, bridge, counted, left, pod
+from tests.e2e.wired import API, BEHIND, BRIDGE, GATEWAY, Bridge, Pod, Served, bridge, counted, left, pod
 
 pytestmark = [pytest.mark.e2e, pytest.mark.root]
 
@@ -41,9 +42,9 @@ def test_a_gateway_s_life(lab: Lab) -> None:
 
         flush(made, f"iptables -t raw -F EGRESSD-{BRIDGE}", f"iptables -t nat -F EGRESSD-{BRIDGE}")
         until(lambda: made.wire("--check").returncode == 0, what="what was flushed is back")
-        until(served.ready)
-        assert "wiring gateway: not in place" in served.log.read_text()
-        assert stand.records(event="sandbox", detail="wiring gateway: in place again")
+        until(lambda: "wiring gateway: not in place" in served.log.read_text(), what=served.log.read_text())
+        until(lambda: stand.records(event="sandbox", detail="wiring gateway: in place again"))
+        assert served.ready()
         assert a.run(f"curl -sS -m 20 {API}").stdout.isdigit()
 
         old = made.ids["a"]
@@ -53,6 +54,26 @@ def test_a_gateway_s_life(lab: Lab) -> None:
         assert b.run(f"curl -sS -m 20 {API}").stdout.isdigit()
         assert a.create() != old
         assert a.run(f"curl -sS -m 20 {API}").stdout.isdigit()
+
+        # As an operator does it, by the script that does it all.
+        egressd = f"{sys.executable} -P -m egressd --config {stand.config}"
+        told = made.containers.environment | {"EGRESSD": egressd, "EGRESSD_PROFILE": "lab"}
+        argv = [
+            str(BEHIND),
+            BRIDGE,
+            "10.90.0.8/24",
+            GATEWAY,
+            f"--state={made.containers.state}",
+            "by-script",
+            "--",
+        ]
+        done = lab.run(
+            "host", [*argv, "sh", "-c", f"curl -sS -m 20 {API}; {DENIED}; exit 7"], env=told, cwd="/"
+        )
+        assert done.stdout[:1].isdigit(), done.stderr
+        assert "(reason not_allowed)" in done.stdout
+        assert done.returncode == 7
+        assert "10.90.0.8" not in str(made.rules())
 
         served.process.kill()
         served.process.wait()

@@ -107,6 +107,22 @@ def test_a_socket_bound_to_an_interface_is_no_other_way(fresh: Pod, device: str)
     until(lambda: counted(records(fresh, before)) >= 3, what=f"a record of each of {tried}")
 
 
+def test_a_source_route_is_no_other_way_even_on_a_host_that_follows_them(fresh: Pod) -> None:
+    follows = (
+        "net.ipv4.ip_forward=1 net.ipv4.conf.all.accept_source_route=1 net.ipv4.conf.lo.accept_source_route=1"
+    )
+    assert fresh.lab.run("host", ["sysctl", "-qw", *follows.split()]).returncode == 0
+    for own in ("127.0.0.1", "11.0.0.2"):
+        fresh.inside(f"source_routed {own} {ATTACKER}")
+    assert left(fresh.lab, ATTACKER) == []
+    assert (
+        fresh.lab.run(
+            "host", ["sysctl", "-qw", "net.ipv4.ip_forward=0", "net.ipv4.conf.all.accept_source_route=0"]
+        ).returncode
+        == 0
+    )
+
+
 def test_every_resolver_is_egressd_s_and_the_container_engine_s_is_egressd_s_alone(fresh: Pod) -> None:
     before = len(fresh.stand.records())
     engine = fresh.lab.popen("host", [sys.executable, "-c", ENGINE], env=environment(fresh.lab))

@@ -19,6 +19,7 @@ from tests.e2e.conftest import until
 
 TOP = Path(__file__).parents[2]
 CONTAINER = TOP / "deploy" / "runc" / "container.py"
+BEHIND = TOP / "deploy" / "runc" / "behind.sh"
 DAEMON = Path(__file__).parent / "programs" / "wired_daemon.py"
 INSIDE = Path(__file__).parent / "programs" / "wired_inside.py"
 UID = 1337
@@ -137,6 +138,7 @@ class Containers:
 
     def __init__(self, lab: Lab, stand: Stand) -> None:
         self.lab, self.stand = lab, stand
+        self.environment = environment(lab)
         self.state = stand.directory / "runc"
         self.name = ""
         self._count = 0

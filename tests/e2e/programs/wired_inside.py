@@ -276,6 +276,19 @@ def ports(address: str, *wanted: str) -> dict[str, Any]:
     return {port: tcp(address, int(port), seconds=1.0) for port in wanted}
 
 
+def source_routed(own: str, address: str) -> dict[str, Any]:
+    """A datagram to the pod's own address, to be sent on from there (RFC 791, loose source and record route)."""
+
+    def attempt() -> str:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            route = bytes((0x83, 11, 4)) + socket.inet_aton(own) + socket.inet_aton(address) + b"\0"
+            sock.setsockopt(socket.IPPROTO_IP, socket.IP_OPTIONS, route)
+            sock.sendto(b"secret", (address, 443))
+        return "sent"
+
+    return outcome(attempt)
+
+
 def reach(address: str, port: str) -> dict[str, Any]:
     return {"tcp": tcp(address, int(port))}
 
