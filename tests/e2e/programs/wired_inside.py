@@ -297,6 +297,11 @@ def turned(uid: str, address: str) -> dict[str, Any]:
     return {"uid": become(int(uid)), "tcp": tcp(address, 80)}
 
 
+def flushed(address: str) -> dict[str, Any]:
+    gone = [ran("iptables", "-t", table, "-F", "EGRESSD") for table in ("filter", "nat")]
+    return {"gone": gone, "tcp": tcp(address, 80)}
+
+
 def over_the_wire(own_mac: str, own: str, address: str) -> dict[str, Any]:
     """A frame to everybody on the wire, which no rule sees."""
     forged = packet(own, address, 17, datagram(5, 443, b"secret"))
