@@ -28,7 +28,7 @@ class Recording:
     def __init__(self, journal: Journal) -> None:
         """Nothing is written yet."""
         self._journal = journal
-        self._ledger = Ledger()
+        self._ledgers: dict[str, Ledger] = {}
         self._found = Found()
         self._complained = 0.0
 
@@ -45,17 +45,17 @@ class Recording:
         """Return what the records of a sandbox account for, once nothing more is written of it; later nothing is known of it."""
         return self._found.end(sandbox_id)
 
-    def append(self, records: Sequence[dict[str, Any]], allowed: Collection[str]) -> bool:
+    def append(self, records: Sequence[dict[str, Any]], allowed: Collection[str], worker: str) -> bool:
         """Write a worker's batch; returns whether it is in the journal. Raises BadRecord for what no sound worker sends."""
         try:
             self._journal.append(records, allowed_sandboxes=allowed)
         except BadRecord:
             raise
         except Exception as error:  # noqa: BLE001 -- law 1: whatever fails, the batch is not in the journal
-            return self._taken(records, error)
-        return self._taken(records, None)
+            return self._taken(records, error, worker)
+        return self._taken(records, None, worker)
 
-    async def commit(self, records: Sequence[dict[str, Any]], allowed: Collection[str]) -> bool:
+    async def commit(self, records: Sequence[dict[str, Any]], allowed: Collection[str], worker: str) -> bool:
         """Do as `append` does without holding the loop up."""
         try:
             await self._journal.commit(records, allowed_sandboxes=allowed)
@@ -65,14 +65,14 @@ class Recording:
         except BadRecord:
             raise
         except Exception as error:  # noqa: BLE001 -- as above
-            return self._taken(records, error)
-        return self._taken(records, None)
+            return self._taken(records, error, worker)
+        return self._taken(records, None, worker)
 
-    def _taken(self, records: Sequence[dict[str, Any]], error: Exception | None) -> bool:
+    def _taken(self, records: Sequence[dict[str, Any]], error: Exception | None, worker: str) -> bool:
         try:
             self._found.feed(records)  # what the journal could not take it counts as lost itself
             if error is None:
-                self._ledger.feed(records)
+                self._ledgers.setdefault(worker, Ledger()).feed(records)
         except Exception as failure:  # noqa: BLE001 -- what cannot be ended later may not begin
             error = failure
         if error is not None:
@@ -88,8 +88,15 @@ class Recording:
     # control's own records
 
     def end_all(self, sandbox_ids: set[str], reason: Reason) -> None:
-        """Write the ends that these sandboxes' flows still owe."""
-        self.write(self._ledger.close_all(sandbox_ids, reason))
+        """Write the ends that these sandboxes' flows still owe, whichever worker had them."""
+        for ledger in self._ledgers.values():
+            self.write(ledger.close_all(sandbox_ids, reason))
+
+    def end_worker(self, worker: str, reason: Reason) -> None:
+        """Write the ends that a worker owes that is gone; nothing more comes of it."""
+        ledger = self._ledgers.pop(worker, None)
+        if ledger is not None:
+            self.write(ledger.close_all(ledger.sandboxes, reason))
 
     def note(self, event: Event, sandbox: SandboxState, detail: str) -> None:
         """Write what happened to a sandbox."""

@@ -7,11 +7,14 @@ import secrets
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from ipaddress import IPv4Address
 from typing import Literal
 
+from egressd.gate.dns.synthetic import FIRST, LAST
 from egressd.gate.limits import Key, Kind, kept
 from egressd.gate.messages import ListenerKind, ListenerSpec
 from egressd.policy.effective import EffectivePolicy
+from egressd.policy.names import parse_name
 
 
 def new_sandbox_id() -> str:
@@ -61,6 +64,7 @@ class SandboxState:
     pairs: dict[str, str] = field(default_factory=dict)
     levels: dict[Key, tuple[float, float]] = field(default_factory=dict)
     placeholders: dict[str, str] = field(default_factory=dict)
+    _addresses: set[str] = field(default_factory=set)
     _kept: tuple[EffectivePolicy, frozenset[Key]] | None = None
 
     @property
@@ -90,9 +94,15 @@ class SandboxState:
             self.levels[owner, kind] = (tokens, now)
 
     def keep_pair(self, name: str, address: str) -> None:
-        """Keep a pair; raises ValueError if the name or the address already stands for another."""
-        if self.pairs.get(name, address) != address or (
-            name not in self.pairs and address in self.pairs.values()
-        ):
+        """Keep a pair; raises ValueError if the name or the address already stands for another, or is none.
+
+        A worker that has fallen may send anything here; what it cannot do is have its successor given what that cannot read.
+        """
+        if self.pairs.get(name) == address:
+            return
+        if name in self.pairs or address in self._addresses:
             raise ValueError("a synthetic pair cannot change")
+        if not isinstance(parse_name(name), tuple) or not FIRST <= IPv4Address(address) <= LAST:
+            raise ValueError("no synthetic pair")
         self.pairs[name] = address
+        self._addresses.add(address)

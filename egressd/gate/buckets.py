@@ -55,9 +55,11 @@ class TokenBucket:
     def wait(self, now: float, units: float = 1.0) -> float:
         """Return the seconds until `units` could be taken; infinity for more than the bucket ever holds."""
         self._refill(now)
-        if units > self.amount:
+        if units <= self._tokens:
+            return 0.0
+        if units > self.amount or not self._rate:
             return math.inf
-        return max(0.0, (units - self._tokens) / self._rate)
+        return (units - self._tokens) / self._rate
 
     def resize(self, now: float, amount: float, seconds: float) -> None:
         """Go on at another rate; the level stays, but for what the new amount cannot hold."""
@@ -82,26 +84,38 @@ class KeptBucket(TokenBucket):
     refill since, and held below the amount by as much, it is at no later time above the true level.
     """
 
-    __slots__ = ("_ahead", "_keep")
+    __slots__ = ("_ahead", "_keep", "_parted")
 
     def __init__(self, amount: float, seconds: float, keep: Callable[[float], None]) -> None:
         super().__init__(amount, seconds)
         self._keep = keep
         self._ahead = 0.0  # units that may still be spent before the level is told again
+        self._parted = False
 
     def take(self, now: float, units: float = 1.0) -> bool:
         """See TokenBucket; where needed the level is told before this returns."""
         if not super().take(now, units):
             return False
         self._ahead -= units
-        if self._ahead < 0:
+        if self._ahead < 0 and not self._parted:
             self._tell()
         return True
 
     def resize(self, now: float, amount: float, seconds: float) -> None:
         """See TokenBucket; the level is told, as the one that was is no longer worth the same."""
         super().resize(now, amount, seconds)
-        self._tell()
+        if self._parted:
+            self._rate = 0.0
+        else:
+            self._tell()
+
+    def part(self, now: float, share: float) -> None:
+        """Tell the last level and keep `share` of it, which is never refilled: a successor goes on with the rest."""
+        if self._parted:
+            return
+        kept = max(0.0, self.level(now)) * share
+        self._keep(self._tokens - kept)
+        self._tokens, self._rate, self._parted = kept, 0.0, True
 
     def restore(self, now: float, tokens: float, age: float) -> None:
         """Take over a level that was told `age` seconds ago: it has been refilled since, and by no more than that."""
@@ -109,6 +123,10 @@ class KeptBucket(TokenBucket):
         self._tokens = min(held_back, tokens + max(0.0, age) * self._rate)
         self._last = now
         self._ahead = 0.0
+
+    def empty(self) -> None:
+        """Let nothing pass any more: all of it is another process'."""
+        self._tokens, self._rate, self._parted = 0.0, 0.0, True
 
     def _tell(self) -> None:
         self._ahead = self.amount // TELLINGS

@@ -24,9 +24,14 @@ MESSAGE_LIMIT = 64 * 1024
 """Largest message in bytes, in both directions."""
 DESCRIPTOR_LIMIT = 32
 """Most descriptors beside one message (the kernel's own limit is SCM_MAX_FD, 253)."""
+QUEUE_LIMIT = 16_384
+"""Messages that wait for the other side to read; one that has more waiting reads no longer, and is given up."""
+_TURN = 0.005
+"""Seconds for which one side's messages are read without looking at anybody else's."""
 PAYLOAD_LIMIT = 64 * 1024 * 1024
 """Largest sealed payload in bytes: a policy of 100,000 hosts takes about 12 MiB."""
 
+_SENT_LOOK = 0.01
 _PEER_GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN})
 
 
@@ -123,6 +128,9 @@ class Channel[In: BaseModel]:
             raise ChannelBroken("closed")
         if len(data) > MESSAGE_LIMIT:
             raise ChannelBroken(f"message of {len(data)} bytes")
+        if len(self._queue) >= QUEUE_LIMIT:
+            self._loop.call_soon(self._fail, "reads nothing")
+            raise ChannelBroken("the other side reads nothing")
         copies: list[int] = []
         try:
             copies.extend(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in descriptors)
@@ -143,6 +151,11 @@ class Channel[In: BaseModel]:
         self._loop.remove_writer(self._sock.fileno())
         self._sock.close()
         self._lose_queue()
+
+    async def sent(self) -> None:
+        """Return once the other side can read all that was sent, or will read nothing more."""
+        while self._queue and self._open:  # noqa: ASYNC110 -- at the end of a life, once
+            await asyncio.sleep(_SENT_LOOK)
 
     def finish(self) -> None:
         """Read what the other side said before its end, and close this one, without calling `on_closed`."""
@@ -190,9 +203,10 @@ class Channel[In: BaseModel]:
 
     def _readable(self) -> bool:
         """Take what has come; returns whether there may be more."""
+        until = self._loop.time() + _TURN
         for _ in range(64):
-            if not self._open:
-                return False
+            if not self._open or self._loop.time() > until:
+                return self._open
             try:
                 message, fds = receive(self._sock, self._adapter)
             except (BlockingIOError, InterruptedError):

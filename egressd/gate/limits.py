@@ -36,6 +36,8 @@ KNOWN: Final = 16_384
 _KINDS: Final[tuple[Kind, ...]] = ("requests", "upload", "download", "new_hosts")
 _DNS: Final[Key] = (PROFILE, "dns")
 _MINUTE = 60
+_STAYS = 0.5
+"""What of a bucket stays with open connections when a successor takes over."""
 
 
 class Fold[K: Hashable]:
@@ -220,6 +222,7 @@ class Budget:
         "_limit",
         "_newcomers",
         "_open",
+        "_parted",
         "_places",
         "_policy",
         "_queries",
@@ -229,6 +232,7 @@ class Budget:
         self._keep = keep or _kept_nowhere
         self._limit = settings.connections
         self._open = 0
+        self._parted = False
         self._queries = self._made(_DNS, Rate(amount=settings.dns_queries_per_minute, seconds=_MINUTE))
         self._buckets: dict[Key, KeptBucket] = {}
         self._newcomers: dict[str, Newcomers] = {}
@@ -297,6 +301,16 @@ class Budget:
             elif (rate := rates.get((owner, kind))) is not None:
                 self._bucket(now, (owner, kind), rate).restore(now, tokens, age)
 
+    def part(self, now: float, policy: EffectivePolicy) -> None:
+        """Hand over to a successor: it goes on with one half of every bucket and its refill, what is open here with the other.
+
+        So no more passes than one budget lets pass, while there are two. A bucket that is first used afterwards is empty here.
+        """
+        for key, rate in limited(policy).items():
+            self._bucket(now, key, rate).part(now, _STAYS)
+        self._queries.part(now, 0.0)
+        self._parted = True
+
     def leave(self, connection: str) -> None:
         """Give back every place of a connection that is over."""
         for owner in self._places.pop(connection, ()):
@@ -345,7 +359,10 @@ class Budget:
     def _made(self, key: Key, rate: Rate) -> KeptBucket:
         owner, kind = key
         keep = self._keep
-        return KeptBucket(rate.amount, rate.seconds, lambda tokens: keep(owner, kind, tokens))
+        bucket = KeptBucket(rate.amount, rate.seconds, lambda tokens: keep(owner, kind, tokens))
+        if self._parted:
+            bucket.empty()
+        return bucket
 
     def _forget(self, key: Key) -> None:
         del self._buckets[key]

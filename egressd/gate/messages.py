@@ -158,6 +158,13 @@ class Recall(_Message):
     leases: tuple[str, ...]
 
 
+class Drain(_Message):
+    """Control → worker: leave the listeners to a successor, end what is open within `seconds`, then end."""
+
+    type: Literal["drain"] = "drain"
+    seconds: FiniteFloat = Field(ge=0)
+
+
 class Ready(_Message):
     """Worker → control: imported, isolated, waiting for sandboxes."""
 
@@ -177,6 +184,12 @@ class Adopted(_Message):
     type: Literal["adopted"] = "adopted"
     sandboxes: tuple[str, ...]
     policy: str
+
+
+class Drained(_Message):
+    """Worker → control: nothing is accepted or read here any more, and all that a successor has to know was told."""
+
+    type: Literal["drained"] = "drained"
 
 
 class Gone(_Message):
@@ -249,9 +262,21 @@ class Spent(_Message):
 
 
 type ToWorker = (
-    Configure | Serve | Share | Unshare | Adopt | Renew | Revoke | Written | Stored | Claimed | Lent | Recall
+    Configure
+    | Serve
+    | Share
+    | Unshare
+    | Adopt
+    | Renew
+    | Revoke
+    | Drain
+    | Written
+    | Stored
+    | Claimed
+    | Lent
+    | Recall
 )
-type ToControl = Ready | Serving | Sharing | Adopted | Gone | Records | Pair | Claim | Spent | Ask
+type ToControl = Ready | Serving | Sharing | Adopted | Drained | Gone | Records | Pair | Claim | Spent | Ask
 
 TO_WORKER: TypeAdapter[ToWorker] = TypeAdapter(Annotated[ToWorker, Field(discriminator="type")])
 TO_CONTROL: TypeAdapter[ToControl] = TypeAdapter(Annotated[ToControl, Field(discriminator="type")])

@@ -73,6 +73,11 @@ class _Reader:
         self._loop.remove_reader(self._sock)
         self._sock.close()
 
+    def leave(self) -> None:
+        """Close the socket; what the kernel still holds is for whoever has it too."""
+        self._loop.remove_reader(self._sock)
+        self._sock.close()
+
     def drain(self) -> None:
         """Read what the kernel holds now."""
         for _ in range(_LAST_BURSTS):
@@ -183,6 +188,11 @@ class PacketLog:
         self._reader.close()
         self._counts.flush()
 
+    def leave(self) -> None:
+        """Let a successor read on, and write every count."""
+        self._reader.leave()
+        self._counts.flush()
+
 
 class SharedPacketLog:
     """The packet log of an interface with many sandboxes behind it: each packet is its source's, or nobody's.
@@ -205,6 +215,10 @@ class SharedPacketLog:
     def close(self) -> None:
         """Read what the kernel still holds, close the socket."""
         self._reader.close()
+
+    def leave(self) -> None:
+        """Let a successor read on."""
+        self._reader.leave()
 
     def _take(self, packet: DroppedPacket) -> None:
         try:

@@ -19,6 +19,9 @@ class Live(Protocol):
     def cut(self, reason: Reason) -> None:
         """End it at once, on both sides, and see that its `end` record gives `reason`."""
 
+    def retire(self) -> None:
+        """Begin nothing new; what is open may go on to its end."""
+
     def rejudge(self, now: float) -> None:
         """Judge what is open again by the sandbox's policy at `now` (Unix seconds); cut what may no longer live."""
 
@@ -35,6 +38,8 @@ class Sandbox:
     traceparent: str | None = None
     live: set[Live] = field(default_factory=set)
     revoked: bool = False
+    retiring: bool = False
+    """A successor carries it from now on; here only ends what is open."""
     placeholders: dict[str, str] = field(default_factory=dict)
     """What the sandbox holds in the place of a key, by credential."""
     signing: int = 0

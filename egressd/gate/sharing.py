@@ -34,11 +34,19 @@ CLAIM_TIMEOUT: Final = 3.0
 class Tenancy(Protocol):
     """What a sandbox of this worker is to its shared listeners."""
 
-    dns: DnsServer | None
+    dns: DnsServer
     packets: PacketCounts
 
     async def visit(self, client: socket.socket, entrance: Entrance) -> None:
         """Carry a connection to its end."""
+
+
+class _Listener(Protocol):
+    def close(self) -> None:
+        """Take what waits, and close."""
+
+    def leave(self) -> None:
+        """Let what waits wait for a successor, and close."""
 
 
 class Sharing:
@@ -54,7 +62,7 @@ class Sharing:
         self._send = send
         self._settings = services.settings
         self._strangers = Strangers(services.recorder)
-        self._shares: dict[str, tuple[Lobby, list[Callable[[], None]]]] = {}
+        self._shares: dict[str, tuple[Lobby, list[_Listener]]] = {}
         self._packet_logs: dict[str, SharedPacketLog] = {}
         self._claims: dict[int, asyncio.Future[bool]] = {}
         self._claim_number = 0
@@ -85,24 +93,39 @@ class Sharing:
             raise ValueError("shared already")
         register = self._register(message.interface)
         lobby = Lobby(self._settings, register, self._strangers, self._claim, self._admit)
-        closers: list[Callable[[], None]] = []
-        self._shares[message.share] = lobby, closers
+        listeners: list[_Listener] = []
+        self._shares[message.share] = lobby, listeners
         for spec, sock in zip(message.listeners, sockets, strict=True):
-            closers.append(self._listen(spec, sock, lobby, message.interface))
+            listeners.append(self._listen(spec, sock, lobby, message.interface))
 
     async def unshare(self, share: str) -> None:
         """Close the listeners of a share; who is in its lobby must leave, who was known goes on."""
-        lobby, closers = self._shares.pop(share, (None, ()))
-        for close in closers:
-            close()
+        lobby, listeners = self._shares.pop(share, (None, ()))
+        for listener in listeners:
+            listener.close()
+            self._forget_log(listener)
         await asyncio.sleep(0)  # what was accepted last begins, and is recorded
         if lobby is not None:
             await lobby.close()
         self._strangers.flush()
 
-    def _listen(
-        self, spec: ListenerSpec, sock: socket.socket, lobby: Lobby, interface: str
-    ) -> Callable[[], None]:
+    def step_aside(self) -> None:
+        """Leave every listener to a successor; who is in a lobby, or known, goes on."""
+        for _, listeners in self._shares.values():
+            for listener in listeners:
+                listener.leave()
+                self._forget_log(listener)
+            listeners.clear()
+        self._strangers.flush()
+
+    def guests(self) -> list[asyncio.Task[None]]:
+        """Return what is in the lobbies."""
+        return [task for lobby, _ in self._shares.values() for task in lobby.guests]
+
+    def _forget_log(self, listener: _Listener) -> None:
+        self._packet_logs = {at: log for at, log in self._packet_logs.items() if log is not listener}
+
+    def _listen(self, spec: ListenerSpec, sock: socket.socket, lobby: Lobby, interface: str) -> _Listener:
         hops = read_networks(spec.hops)
 
         def resolver_of(source: Address) -> DnsServer | None:
@@ -114,26 +137,21 @@ class Sharing:
 
         match spec.kind:
             case "dns-udp":
-                return SharedResolver(sock, resolver_of, self._strangers).close
+                return SharedResolver(sock, resolver_of, self._strangers)
             case "dns-tcp":
-                return Acceptor(sock, carry_dns).close
+                return Acceptor(sock, carry_dns)
             case "nflog":
                 return self._log_packets(sock, interface)
             case way:
-                return Acceptor(sock, lambda client: lobby.receive(client, way, spec.port, hops)).close
+                return Acceptor(sock, lambda client: lobby.receive(client, way, spec.port, hops))
 
-    def _log_packets(self, sock: socket.socket, interface: str) -> Callable[[], None]:
+    def _log_packets(self, sock: socket.socket, interface: str) -> _Listener:
         def counts_of(source: Address) -> PacketCounts | None:
             tenant = self._tenant_at(interface, source)
             return tenant.packets if tenant is not None else None
 
         log = self._packet_logs[interface] = SharedPacketLog(sock, counts_of, self._strangers)
-
-        def close() -> None:
-            del self._packet_logs[interface]
-            log.close()
-
-        return close
+        return log
 
     def _tenant_at(self, interface: str, source: Address) -> Tenancy | None:
         owner = self._register(interface).owner(source)

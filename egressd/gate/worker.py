@@ -10,8 +10,6 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
-import json
-import math
 import os
 import resource
 import signal
@@ -19,34 +17,25 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
-
-from pydantic import TypeAdapter
 
 from egressd.gate import isolation, seccomp
 from egressd.gate.borrowing import Borrowing
 from egressd.gate.channel import Channel, ChannelBroken, receive, unsealed
 from egressd.gate.connection import Services
-from egressd.gate.denials import Remembering
 from egressd.gate.dialer import Dialer
 from egressd.gate.dns import upstream
-from egressd.gate.dns.server import DnsServer
 from egressd.gate.dns.synthetic import SyntheticNames
 from egressd.gate.dns.upstream import Resolver
-from egressd.gate.door.accept import Acceptor
-from egressd.gate.door.entrance import Entrance
-from egressd.gate.door.hops import read_networks
 from egressd.gate.door.tokens import read_address
-from egressd.gate.door.visit import Visit
-from egressd.gate.floods import Folding
 from egressd.gate.inspector import warm as warm_inspector
 from egressd.gate.inspector.site import BadAddon, load_addons
 from egressd.gate.inspector.upstream import trusted
 from egressd.gate.leases import Leases
-from egressd.gate.limits import Budget, Kind, Level
+from egressd.gate.limits import Budget, Kind
 from egressd.gate.messages import (
     TO_WORKER,
     Adopt,
@@ -55,9 +44,10 @@ from egressd.gate.messages import (
     Claim,
     Claimed,
     Configure,
+    Drain,
+    Drained,
     Gone,
     Lent,
-    ListenerSpec,
     Pair,
     Ready,
     Recall,
@@ -73,16 +63,14 @@ from egressd.gate.messages import (
     Unshare,
     Written,
 )
-from egressd.gate.packet_log import PacketCounts, PacketLog
+from egressd.gate.payloads import read_issuer, read_levels, read_pairs, read_policy
 from egressd.gate.reporting import ChannelRecorder
 from egressd.gate.sandbox import Sandbox
 from egressd.gate.sharing import Sharing as SharedListeners
-from egressd.gate.tls.leaves import Issuer, Leaves
+from egressd.gate.tenant import Tenant
+from egressd.gate.tls.leaves import Leaves
 from egressd.gate.via import Via, read_credentials
 from egressd.policy.attempt import Name
-from egressd.policy.compile import CompiledPolicy, compile_policy
-from egressd.policy.effective import EffectivePolicy
-from egressd.policy.names import parse_name
 from egressd.policy.reasons import Reason
 
 _LAZY = (
@@ -90,61 +78,6 @@ _LAZY = (
     *("utf_16_le", "utf_16_be"),
 )
 _PAIR_TIMEOUT = 3.0
-_CUT_TIMEOUT = 1.0
-_LEVELS = TypeAdapter(list[Level])
-
-
-class _Tenant:
-    """A sandbox with everything of it that is open in this worker."""
-
-    def __init__(self, sandbox: Sandbox, services: Services) -> None:
-        self.sandbox = sandbox
-        folding = Folding(services.recorder)
-        self.services = dataclasses.replace(services, recorder=Remembering(folding, sandbox.denials))
-        self.dns: DnsServer | None = None
-        self.packets = PacketCounts(sandbox, self.services.recorder)
-        self.closers: list[Callable[[], None]] = [folding.close, self.packets.flush]
-        self.visits: set[asyncio.Task[None]] = set()
-        self.timer: asyncio.TimerHandle | None = None
-
-    def rejudge(self) -> None:
-        """Judge every open flow again, now and whenever something of the policy expires."""
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
-        if self.sandbox.revoked:
-            return
-        now = time.time()
-        for live in tuple(self.sandbox.live):
-            live.rejudge(now)
-        left = self.sandbox.policy.next_change(now) - now
-        if left < math.inf:  # looked at hourly at the latest: the wall clock may be set
-            self.timer = asyncio.get_running_loop().call_later(min(left, 3600.0), self.rejudge)
-
-    async def close(self, reason: Reason) -> None:
-        """End every flow and listener; returns once the end records are handed over."""
-        if self.timer is not None:
-            self.timer.cancel()
-        self.sandbox.revoked = True
-        for close in self.closers:
-            close()
-        await asyncio.sleep(0)  # what was accepted last begins, and is recorded
-        for live in tuple(self.sandbox.live):
-            live.cut(reason)
-        if self.dns is not None:
-            await self.dns.close()
-        if self.visits:
-            await asyncio.wait(self.visits, timeout=_CUT_TIMEOUT)
-
-    async def visit(self, client: socket.socket, entrance: Entrance) -> None:
-        """Carry one accepted connection, known to `close` while it lasts."""
-        task = asyncio.current_task()
-        assert task is not None
-        self.visits.add(task)
-        try:
-            await Visit(client, self.sandbox, self.services, entrance).run()
-        finally:
-            self.visits.discard(task)
 
 
 class Worker:
@@ -156,7 +89,7 @@ class Worker:
         self._leases = Leases(self._borrowing.ask)
         self._services = dataclasses.replace(services, leases=self._leases)
         self._recorder = recorder
-        self._tenants: dict[str, _Tenant] = {}
+        self._tenants: dict[str, Tenant] = {}
         self._shared = SharedListeners(services, self._tenants.get, self._send)
         self._pairs: dict[int, asyncio.Future[None]] = {}
         self._pair = 0
@@ -191,8 +124,8 @@ class Worker:
                 self._adopt(message, fds)
             case Renew():
                 self._services.leaves.replace_issuer(read_issuer(unsealed(fds.pop(0))))
-            case Revoke():
-                self._task(self._revoke(message))
+            case Revoke() | Drain():
+                self._task(self._revoke(message) if isinstance(message, Revoke) else self._drain(message))
             case Lent():
                 self._borrowing.lent(message, fds)
             case Recall():
@@ -211,7 +144,9 @@ class Worker:
             self._shared.share(message, [socket.socket(fileno=fd) for fd in fds])
             self._send(Sharing(share=message.share))
 
-    def _send(self, message: Ready | Serving | Sharing | Adopted | Gone | Pair | Claim | Spent | Ask) -> None:
+    def _send(
+        self, message: Ready | Serving | Sharing | Adopted | Drained | Gone | Pair | Claim | Spent | Ask
+    ) -> None:
         assert self._channel is not None
         self._channel.send(message)
 
@@ -237,33 +172,14 @@ class Worker:
         self._services.placeholders.update(message.placeholders.values())
         if message.answers == "self":
             sandbox.own = tuple(map(read_address, message.own))
-        tenant = self._tenants[sandbox.id] = _Tenant(sandbox, self._services)
-        tenant.dns = DnsServer(
-            sandbox,
-            settings,
-            tenant.services.recorder,
-            lambda name, address: self._store(sandbox.id, name, address),
-            own=sandbox.own,
+        tenant = self._tenants[sandbox.id] = Tenant(
+            sandbox, self._services, lambda name, address: self._store(sandbox.id, name, address)
         )
         for spec in message.listeners:
-            sock = socket.socket(fileno=fds.pop(0))
-            self._listen(spec, sock, tenant)
+            tenant.listen(spec, socket.socket(fileno=fds.pop(0)))
         self._shared.enter(message)
         tenant.rejudge()
         self._send(Serving(sandbox=sandbox.id))
-
-    def _listen(self, spec: ListenerSpec, sock: socket.socket, tenant: _Tenant) -> None:
-        assert tenant.dns is not None
-        if spec.kind == "dns-udp":
-            tenant.dns.serve_udp(sock)
-        elif spec.kind == "dns-tcp":
-            tenant.dns.serve_tcp(sock)
-        elif spec.kind == "nflog":
-            tenant.closers.append(PacketLog(sock, tenant.packets).close)
-        else:
-            entrance = Entrance(spec.kind, spec.port, hops=read_networks(spec.hops))
-            acceptor = Acceptor(sock, lambda client: tenant.visit(client, entrance))
-            tenant.closers.append(acceptor.close)
 
     async def _store(self, sandbox: str, name: Name, address: IPv4Address) -> None:
         """Have control keep a synthetic pair; returns once it is kept, raises TimeoutError or ChannelBroken."""
@@ -313,32 +229,24 @@ class Worker:
             self._recorder.flush()
         self._send(Gone(sandbox=message.sandbox))
 
+    async def _drain(self, message: Drain) -> None:
+        """Leave every listener to a successor, end what is open before long, and then this worker."""
+        self._shared.step_aside()
+        await asyncio.gather(*(tenant.step_aside() for tenant in self._tenants.values()))
+        self._recorder.flush()
+        self._send(Drained())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(message.seconds):
+                while open_ := [*self._shared.guests(), *self._visits()]:
+                    await asyncio.wait(open_)
+        await asyncio.gather(*(tenant.close(Reason.SHUTDOWN) for tenant in self._tenants.values()))
+        self._recorder.flush()
+        assert self._channel is not None
+        await self._channel.sent()
+        self._on_closed("closed")
 
-def read_policy(payload: bytes) -> CompiledPolicy:
-    """Return the compiled policy of an effective policy's JSON; raises ValueError."""
-    return compile_policy(EffectivePolicy.model_validate_json(payload))
-
-
-def read_pairs(payload: bytes) -> list[tuple[Name, IPv4Address]]:
-    """Return the synthetic pairs of a JSON list of [name, address]; raises ValueError."""
-    pairs = []
-    for text, address in json.loads(payload):
-        name = parse_name(text)
-        if not isinstance(name, tuple):
-            raise ValueError("synthetic pair")
-        pairs.append((name, IPv4Address(address)))
-    return pairs
-
-
-def read_levels(payload: bytes) -> list[Level]:
-    """Return the levels of a JSON list of [owner, kind, tokens, age]; raises ValueError."""
-    return _LEVELS.validate_json(payload)
-
-
-def read_issuer(payload: bytes) -> Issuer:
-    """Return the issuer of a JSON object of PEM texts `chain` and `key`; raises ValueError."""
-    fields = json.loads(payload)
-    return Issuer.from_pem(fields["chain"].encode(), fields["key"].encode())
+    def _visits(self) -> list[asyncio.Task[None]]:
+        return [visit for tenant in self._tenants.values() for visit in tenant.visits]
 
 
 def _warm() -> None:

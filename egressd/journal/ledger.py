@@ -52,6 +52,11 @@ class Ledger:
         """Return how many attempts are open."""
         return sum(map(len, self._open.values()))
 
+    @property
+    def sandboxes(self) -> frozenset[str]:
+        """The sandboxes with open attempts, or with some that were forgotten."""
+        return frozenset((*self._open, *self._forgotten))
+
     def feed(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Note records that were written: an allowed connection or request opens, an `end` closes."""
         for record in records:

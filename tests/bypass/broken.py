@@ -88,9 +88,9 @@ CONTROL: tuple[str, ...] = (
     "egressd.journal.ledger:Ledger.feed",
     "egressd.control.sandboxes:SandboxState.keep_pair",
     "egressd.control.sandboxes:SandboxState.policy_payload",
-    "egressd.control.supervisor:issue_worker_intermediate",
-    "egressd.control.supervisor:local_addresses",
-    "egressd.control.supervisor:sealed",
+    "egressd.control.worker:issue_worker_intermediate",
+    "egressd.control.worker:local_addresses",
+    "egressd.control.worker:sealed",
     "egressd.control.rulebook:load_rules",
 )
 _NONE = 99

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from egressd.control.desk import Desk
+from egressd.control.hearing import Hearing
+from egressd.control.recording import Recording
 from egressd.control.sandboxes import SandboxState
 from egressd.control.sources import Sources
-from egressd.control.supervisor import Supervisor
 from egressd.gate.messages import Claim, Claimed
-from egressd.gate.settings import Settings
 from egressd.journal.writer import Journal
 from egressd.policy.effective import EffectivePolicy
 
@@ -21,21 +22,24 @@ POLICY = EffectivePolicy(profile="p", entries=())
 
 
 class Scene:
-    """A supervisor with two sandboxes, and what its worker is told."""
+    """A post with two sandboxes, and what its worker is told."""
 
     def __init__(self, path: Path, sources: Sources | None = None) -> None:
         self.journal = path / "journal.jsonl"
         self.told: list[Claimed] = []
         worker: Any = SimpleNamespace(channel=SimpleNamespace(send=self.told.append))
-        authority: Any = None  # nothing is signed here
-        self.supervisor = Supervisor(Settings(), authority, Journal(self.journal), sources=sources)
         self.states = {name: SandboxState(name, POLICY, ()) for name in ("sbx-a", "sbx-b")}
-        self.supervisor._sandboxes.update(self.states)
+        post: Any = SimpleNamespace(sandboxes=self.states, worker=worker, workers=(worker,))
+        recording = Recording(Journal(self.journal))
+        self._hearing = Hearing(post, recording, Desk(None), sources or Sources(), self._never)
         self._worker = worker
+
+    def _never(self, _work: Any) -> None:
+        raise AssertionError("a claim is answered at once")
 
     def claim(self, sandbox: str, source: str) -> bool:
         message = Claim(claim=len(self.told) + 1, sandbox=sandbox, source=source)
-        self.supervisor._on_claim(self._worker, message)
+        self._hearing.hear(self._worker, message, [])
         assert self.told[-1].claim == message.claim
         return self.told[-1].ok
 

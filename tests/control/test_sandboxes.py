@@ -8,7 +8,7 @@ import pytest
 
 from egressd.control.sandboxes import SandboxState
 from egressd.gate.limits import Level
-from egressd.gate.worker import read_levels
+from egressd.gate.payloads import read_levels
 from egressd.policy.effective import EffectiveEntry, EffectivePolicy, EntryLimits, Rate
 
 

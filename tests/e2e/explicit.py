@@ -66,6 +66,12 @@ class Inner:
         self, script: str, *, env: Mapping[str, str] | None = None, user: bool = True, timeout: float = 60
     ) -> subprocess.CompletedProcess[str]:
         """Run a script inside, by default as an ordinary user."""
+        return self.lab.run(
+            "host", self.argv(script, user=user), env=self.environment(env), cwd="/", timeout=timeout
+        )
+
+    def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The variables of what runs inside."""
         workspace = self.stand.workspace / self.name
         workspace.mkdir(exist_ok=True)
         workspace.chmod(0o777)
@@ -73,8 +79,7 @@ class Inner:
             ("SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS"),
             self.bundle,
         )  # fmt: skip
-        environment = clean_env(self.lab, home=str(workspace), trust=False) | trust | dict(env or {})
-        return self.lab.run("host", self.argv(script, user=user), env=environment, cwd="/", timeout=timeout)
+        return clean_env(self.lab, home=str(workspace), trust=False) | trust | dict(more or {})
 
 
 class Network:

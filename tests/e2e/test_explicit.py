@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -248,6 +250,50 @@ def test_a_worker_that_dies_forgets_no_source(net: Network) -> None:
     assert b.run(f"curl -sS -m 20 --proxy {net.url('a')} {API}").returncode != 0
     assert a.run(f"curl -sS -m 20 --proxy {net.url('a')} {API}").stdout.isdigit()
     assert b.run(f"curl -sS -m 20 {API}").stdout.isdigit()
+
+
+KEPT = """
+import http.client, sys, time
+from base64 import b64encode
+from urllib.parse import urlsplit
+proxy, until, opened, asked = urlsplit(sys.argv[1]), time.monotonic() + 9, 0, 0
+said = b64encode(f"{proxy.username}:{proxy.password}".encode()).decode()
+while time.monotonic() < until:
+    line = http.client.HTTPSConnection(proxy.hostname, proxy.port, timeout=20)
+    line.set_tunnel("api.lab-origin.com", 443, {"Proxy-Authorization": f"Basic {said}"})
+    opened += 1
+    closes = False
+    while not closes and time.monotonic() < until:
+        line.request("GET", "/n")
+        answer = line.getresponse()
+        assert answer.status == 200, answer.status
+        answer.read()
+        asked += 1
+        closes = answer.will_close
+        time.sleep(0.01)
+    line.close()
+print("asked", asked > 50, "opened", opened)
+"""
+
+
+def test_workers_are_replaced_while_clients_go_on_and_no_request_fails(net: Network) -> None:
+    a, b = net.sandboxes["a"], net.sandboxes["b"]
+    (net.stand.workspace / "kept.py").write_text(KEPT)
+    fresh = f"i=0; while [ $i -lt 40 ]; do curl -fsS -m 20 {API} >/dev/null || echo failed; i=$((i+1)); done; echo over"
+    h2 = f"curl -fsS --http2 -m 60 --rate 20/s --proxy {net.url('a')} '{API}?[1-120]' -o /dev/null && echo over"
+    clients = [
+        net.lab.popen("host", one.argv(script), env=one.environment(), cwd="/", stdin=subprocess.DEVNULL)
+        for one, script in (
+            (a, f"python3 {net.stand.workspace}/kept.py {net.url('a')}"),
+            (b, fresh),
+            (a, h2),
+        )
+    ]
+    for _ in range(2):
+        time.sleep(1)  # the clients are in the middle of their work
+        net.ask("roll")
+    said = [client.communicate(timeout=90)[0] for client in clients]
+    assert said == ["asked True opened 3\n", "over\n", "over\n"]
 
 
 def test_who_is_revoked_is_a_stranger_and_its_neighbour_is_not(net: Network) -> None:

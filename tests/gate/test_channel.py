@@ -202,3 +202,54 @@ def test_an_end_does_not_wait_for_what_was_not_said() -> None:
             end.channel.send(Ready())
 
     with_pair(body)
+
+
+def test_one_that_reads_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("egressd.gate.channel.QUEUE_LIMIT", 50)
+
+    async def body(far: socket.socket, end: End) -> None:
+        def flood() -> None:
+            for _ in range(5_000):
+                end.channel.send(Ready())
+
+        with pytest.raises(ChannelBroken, match="reads nothing"):
+            flood()
+        await end.until(lambda: end.reason is not None)
+        assert end.reason == "reads nothing"
+
+    with_pair(body)
+
+
+def test_one_side_s_flood_leaves_the_loop_to_others() -> None:
+    async def body(far: socket.socket, end: End) -> None:
+        message = (
+            Records(batch=1, records=tuple({"k": "v" * 100} for _ in range(400))).model_dump_json().encode()
+        )
+        far.setblocking(False)
+        sent = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                far.send(message)
+                sent += 1
+        turns = 0
+        while len(end.messages) < sent:
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns >= 1
+        assert end.reason is None
+
+    with_pair(body)
+
+
+def test_the_end_waits_for_what_the_other_side_still_reads() -> None:
+    async def body(far: socket.socket, end: End) -> None:
+        for _ in range(2_000):
+            end.channel.send(Ready())
+        waiting = asyncio.create_task(end.channel.sent())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        other = End(far, TO_CONTROL)
+        await waiting
+        await other.until(lambda: len(other.messages) == 2_000)
+
+    with_pair(body)

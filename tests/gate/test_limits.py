@@ -386,6 +386,63 @@ def test_no_way_to_live_and_die_lets_more_requests_pass_than_the_limit(
     assert passed <= amount + span * amount / 60 + 1e-6
 
 
+# successors
+
+
+def test_a_successor_goes_on_with_half_and_what_is_open_with_the_other_half() -> None:
+    control = Control(policy(entry(requests=rate(8, 3600)), upload=rate(1000, 3600)))
+    open_ = control.account()
+    assert [ask(open_) for _ in range(2)] == [None] * 2
+    before = control.budget
+    before.part(0.0, control.rules)
+    control.die()
+    assert [ask(open_) for _ in range(4)] == [None] * 3 + ["requests of rule api"]
+    assert [ask(control.account()) for _ in range(4)] == [None] * 3 + ["requests of rule api"]
+    assert open_.upload.room(0.0, 1000) == 500
+    assert control.account().upload.room(0.0, 1000) == 500
+    assert not before.dns_query(0.0)
+    assert control.budget.dns_query(0.0)
+
+
+def test_what_is_left_behind_is_never_refilled_nor_told_nor_made_anew() -> None:
+    control = Control(policy(entry(requests=rate(4, 60))))
+    open_, before = control.account(), control.budget
+    before.part(0.0, control.rules)
+    told = dict(control.levels)
+    assert [ask(open_, 3600.0) for _ in range(3)] == [None, None, "requests of rule api"]
+    assert control.levels == told
+    before.part(9.0, control.rules)
+    before.adopt(9.0, policy(entry(requests=rate(400, 60))))
+    assert ask(open_, 3600.0) == "requests of rule api"
+    late = entry("late", requests=rate(4, 60))
+    assert ask(before.account(9.0, policy(late), late), 9.0) == "requests of rule late"
+    assert control.levels == told
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 20), st.sampled_from(["", "", "die", "part"])), max_size=80),
+    st.integers(1, 40),
+)
+def test_no_way_to_be_succeeded_lets_more_requests_pass_than_the_limit(
+    steps: list[tuple[float, str]], amount: int
+) -> None:
+    control, passed, began = Control(policy(entry(requests=rate(amount, 60)))), 0, None
+    left: list[Account] = []
+    for gap, event in steps:
+        control.now += gap
+        for one in (*left, control.account()):
+            if ask(one, control.now) is None:
+                passed += 1
+                began = control.now if began is None else began
+        if event == "part":
+            left.append(control.account())
+            control.budget.part(control.now, control.rules)
+        if event:
+            control.die()
+    span = control.now - began if began is not None else 0.0
+    assert passed <= amount + span * amount / 60 + 1e-6
+
+
 # what control accepts
 
 

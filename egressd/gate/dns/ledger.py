@@ -110,6 +110,11 @@ class Ledger:
         """Account from now on for the datagrams that the kernel drops at this socket."""
         self._drops[sock] = dropped(sock)
 
+    def unwatch(self) -> None:
+        """Account for what the kernel dropped so far; from now on somebody else does."""
+        self._write_counts([])
+        self._drops.clear()
+
     def arm(self) -> None:
         """See to it that counts and drops are written within a window from now."""
         if self._timer is None and not self._closed:

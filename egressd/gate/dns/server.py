@@ -101,6 +101,8 @@ class DnsServer:
         self._waiting = 0
         self._unrecorded: set[_Pending] = set()
         self._closed = False
+        self._left = False
+        self._own_sockets: list[socket.socket] = []
 
     def serve_udp(self, sock: socket.socket) -> None:
         """Answer what arrives on a bound UDP socket; call it in the running loop."""
@@ -116,6 +118,21 @@ class DnsServer:
         sock.setblocking(False)
         self._readers[sock] = self._accept
         asyncio.get_running_loop().add_reader(sock, self._accept, sock)
+
+    async def leave(self) -> None:
+        """Let a successor read on; returns once every name that was promised an address has it, or never will.
+
+        No further name gets one here, so that no two of the sandbox's resolvers ever give the same.
+        """
+        for sock in self._readers:
+            asyncio.get_running_loop().remove_reader(sock)
+        self._own_sockets.extend(self._readers)  # replies that are under way still go out by them
+        self._readers.clear()
+        self._ledger.unwatch()
+        await asyncio.sleep(0)  # what was read last begins to be stored
+        self._left = True
+        if self._storing:
+            await asyncio.wait(self._storing.values(), timeout=STORE_TIMEOUT)
 
     async def close(self) -> None:
         """Stop: record what has come and is not recorded, write the last counts, close all. Safe to call twice."""
@@ -137,7 +154,7 @@ class DnsServer:
             accepted.close()
             self._ledger.count((Reason.BAD_DNS, TCP, _NO_QUERY))
         self._ledger.close()
-        for sock in self._readers:
+        for sock in (*self._readers, *self._own_sockets):
             sock.close()
 
     # what a message comes to
@@ -150,6 +167,11 @@ class DnsServer:
             plan = self._plan(message, here)
             if plan.kind != "reserve":
                 return self._recorded(plan, way)
+            if self._left:
+                self._ledger.count(
+                    (Reason.SHUTDOWN, way, "a new name at a resolver that is leaving"), lambda: plan
+                )
+                return wire.brief(message, wire.SERVFAIL)
             if self._waiting >= WAITING:
                 self._ledger.count((Reason.DNS_BUDGET, way, "too many new names at once"), lambda: plan)
                 return wire.brief(message, wire.SERVFAIL)
@@ -223,6 +245,8 @@ class DnsServer:
 
     async def _stored(self, name: Name) -> IPv4Address | Reason:
         """Return the name's address once control has it; queries for one name share one request."""
+        if self._left and self._sandbox.names.address_of(name) is None and name not in self._storing:
+            raise RuntimeError("a new name at a resolver that is leaving")
         address = self._sandbox.names.reserve(name)
         if isinstance(address, Reason) or self._sandbox.names.address_of(name) is not None:
             return address
@@ -313,7 +337,7 @@ class DnsServer:
         loop.remove_reader(listener)
 
         def resume() -> None:
-            if not self._closed:
+            if not self._closed and not self._left:
                 loop.add_reader(listener, self._accept, listener)
 
         loop.call_later(ACCEPT_PAUSE, resume)

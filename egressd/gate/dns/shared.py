@@ -42,6 +42,10 @@ class SharedResolver:
         datagrams.ask_where(sock)
         self._loop.add_reader(sock, self._receive)
 
+    def leave(self) -> None:
+        """Let a successor read on: nothing is read to the end by `close` either."""
+        self.close()
+
     def close(self) -> None:
         """Stop, and write down what the kernel dropped."""
         self._loop.remove_reader(self._sock)

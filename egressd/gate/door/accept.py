@@ -45,6 +45,13 @@ class Acceptor:
                     break
             self._listener.close()
 
+    def leave(self) -> None:
+        """Stop accepting and let what waits in the backlog wait: whoever has the same listener takes it."""
+        if self._open:
+            self._open = False
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+
     def _accept(self) -> bool:
         """Take the connections that wait; returns whether there may be more."""
         for _ in range(_BURST):

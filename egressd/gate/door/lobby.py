@@ -79,6 +79,11 @@ class Lobby:
         self._guests: Counter[Address] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @property
+    def guests(self) -> tuple[asyncio.Task[None], ...]:
+        """Who is in."""
+        return tuple(self._tasks)
+
     async def close(self) -> None:
         """Send away whoever is still in; returns once that is written down."""
         tasks = tuple(self._tasks)

@@ -107,6 +107,9 @@ class Visit:
         if self._task is not None:
             self._task.cancel()
 
+    def retire(self) -> None:
+        """Go on: a connection is one thing, and who inspects its requests retires for itself."""
+
     def rejudge(self, now: float) -> None:
         """Cut opaque bytes that the rules no longer let pass, or no longer to this address, or not as they pass.
 

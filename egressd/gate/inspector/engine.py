@@ -101,6 +101,8 @@ class Engine:
         live = self.connection.sandbox.live
         live.add(self)
         try:
+            if self.connection.sandbox.retiring:
+                self.retire()
             self._conduit.open()  # which tells nothing before this returns to the loop
             self._deadlines.await_head()
             self._feed(events.Start())
@@ -123,6 +125,10 @@ class Engine:
             self._exchange.end(reason)
         self._conduit.abort(self._layer.sandbox_side.last_word(reason))
         self._finish()
+
+    def retire(self) -> None:
+        """Answer the request that is open or comes next, say that the connection closes behind it, and close it."""
+        self._layer.sandbox_side.retiring = True
 
     def rejudge(self, now: float) -> None:
         """End the exchange that the rules no longer allow: by an answer if none has begun, else by cutting it short.

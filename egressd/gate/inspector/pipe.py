@@ -30,6 +30,7 @@ class PipeLayer:
     client_ended: Final = False
     trailers_dropped: Final = False
     buf: Final = b""
+    retiring: bool = False
     upstream_unclean: bool = False
     """Of no meaning here: a WebSocket says itself when it ends."""
 

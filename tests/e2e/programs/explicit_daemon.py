@@ -1,8 +1,8 @@
 """egressd with the explicit wiring, for the tests alone: control, a worker, listeners and sandboxes as a line of JSON asks for.
 
 `explicit_daemon.py CONFIG SPEC`: prints one line of JSON with the bundle to trust and each sandbox's id and token once all is
-served, then does what each line of its input says (`revoke NAME`, `kill` for the worker) and answers `done`, and ends with its
-input.
+served, then does what each line of its input says (`revoke NAME`, `kill` and `roll` for the worker) and answers `done`, and
+ends with its input.
 """
 
 from __future__ import annotations
@@ -85,6 +85,8 @@ async def follow(supervisor: Supervisor, made: dict[str, dict[str, str]]) -> Non
     while line := (await reader.readline()).decode().split():
         if line[0] == "revoke":
             await supervisor.remove(made[line[1]]["id"])
+        elif line[0] == "roll":
+            await supervisor.roll(10.0)
         else:
             before = supervisor.worker_pid
             assert before is not None

@@ -12,6 +12,7 @@ from ipaddress import IPv4Address
 from typing import Any
 
 import dns.message
+import dns.rcode
 import pytest
 
 from egressd.gate.dns import server as server_module
@@ -743,3 +744,42 @@ def test_what_is_remembered_of_names_is_bounded() -> None:
     for count in range(9):
         names.note((f"n{count}", "test"), f"root{count}")
     assert [names.root_of((f"n{count}", "test")) for count in (0, 5, 6, 8)] == [None, None, "root6", "root8"]
+
+
+# a successor
+
+
+def test_who_leaves_answers_what_was_asked_and_reads_nothing_more() -> None:
+    async def scenario() -> None:
+        async with serving("*.allowed.test") as ground:
+            asked = asyncio.create_task(ground.outcome("a.allowed.test"))
+            await asyncio.sleep(0.01)
+            await ground.server.leave()
+            assert await asked == str(FIRST)
+            before = len(ground.book.records)
+            with ground.client() as sock:
+                sock.send(query("b.allowed.test"))
+                await asyncio.sleep(0.05)
+            assert len(ground.book.records) == before  # it waits in the socket, for whoever comes next
+            assert [name for name, _ in ground.stored] == [("a", "allowed", "test")]
+
+    asyncio.run(scenario())
+
+
+def test_who_has_left_gives_no_name_an_address() -> None:
+    async def scenario() -> None:
+        async with serving("*.allowed.test") as ground:
+            assert await ground.outcome("a.allowed.test") == str(FIRST)
+            reader, writer = await asyncio.open_connection("127.0.0.1", ground.tcp_port)
+            for name in ("a.allowed.test", "b.allowed.test"):
+                message = query(name)
+                writer.write(len(message).to_bytes(2) + message)
+                reply = await reader.readexactly(int.from_bytes(await reader.readexactly(2)))
+                if name == "a.allowed.test":
+                    await ground.server.leave()
+            assert dns.rcode.to_text(dns.message.from_wire(reply).rcode()) == "SERVFAIL"
+            assert len(ground.stored) == 1
+            assert ground.book.records[-1].reason == "shutdown"
+            writer.close()
+
+    asyncio.run(scenario())

@@ -57,6 +57,8 @@ class SandboxSide(Side):
         self.half_closes = not context.client.tls
         """Whether the client may end its side and still get its answer. In TLS nobody does: whoever says close_notify leaves."""
         self.client_ended = False
+        self.retiring = False
+        """The exchange that is open or comes next is the last one."""
         self.veil: Veil | None = None
         """What the next response passes through; it is taken off behind it."""
         self._trailers: tuple[Field, ...] = ()
@@ -76,7 +78,7 @@ class SandboxSide(Side):
             yield Rejected(head)
             return
         self.request = request_of(head)
-        self.closing = head.close
+        self.closing = head.close or self.retiring
         self.trailers_dropped = False
         self._trailers = ()
         yield from self.begin_body(
@@ -184,6 +186,7 @@ class SandboxSide(Side):
                 self.closing = True
             elif self.request.method != "HEAD":
                 response.headers["transfer-encoding"] = "chunked"
+        self.closing = self.closing or self.retiring
         if self.closing:
             response.headers["connection"] = "close"
 

@@ -107,6 +107,8 @@ class Http2Engine:
             self._conduit.open()  # which tells nothing before this returns to the loop
             self._watch()
             self.flush(up=False)
+            if self.connection.sandbox.retiring:
+                self.retire()
             await self._over
         except asyncio.CancelledError:
             self.cut(Reason.SHUTDOWN)
@@ -122,6 +124,12 @@ class Http2Engine:
         self._lanes.cut(reason)
         self._conduit.abort()
         self._finish()
+
+    def retire(self) -> None:
+        """Take no more streams, and leave once those that are open have ended."""
+        if self._is_open():
+            self._guard(self._drain)
+            self._guard(self._settle)
 
     def rejudge(self, now: float) -> None:
         """End the exchanges that the rules no longer allow; the others and the connection live on."""

@@ -1,0 +1,139 @@
+"""A worker's process as control holds it, and what each is given at its start.
+
+What a worker is told is a message, with sealed payloads beside it where those are too large for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from egressd.control.ca import Authority, issue_worker_intermediate
+from egressd.control.host import local_addresses, may_become
+from egressd.control.process import WorkerProcess
+from egressd.credentials.providers.base import read_file
+from egressd.gate.channel import Channel, ChannelBroken, sealed
+from egressd.gate.messages import Configure, Identity, Renew
+from egressd.gate.settings import Settings
+
+WORKER_UID: Final = 1337
+"""The uid and gid a worker takes when control is root; no sandbox may have it."""
+_RENEW_BEFORE: Final = 12 * 3600.0
+"""Seconds before the end of an intermediate's day at which the worker gets the next."""
+
+
+class WorkerFailed(Exception):
+    """A worker could not be started, or died too often to be started again."""
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """A running worker process and its channel."""
+
+    name: str
+    process: WorkerProcess
+    channel: Channel[Any]
+    ready: asyncio.Future[None]
+    drained: asyncio.Future[None]
+    """It accepts nothing any more; who asked for that waits here."""
+    renew_at: float = 0.0
+    """Unix seconds by which its intermediate is replaced."""
+    lost: str = ""
+    """Why it is gone, or no longer believed."""
+    given: set[str] = field(default_factory=set)
+    """The sandboxes that it was told to carry."""
+    waits: dict[tuple[str, str], asyncio.Future[None]] = field(default_factory=dict)
+
+    def expect(self, what: str, of: str) -> asyncio.Future[None]:
+        """Return what is done once it says so, or once it is lost and nothing of it is left."""
+        return self.waits.setdefault((what, of), asyncio.get_running_loop().create_future())
+
+    def met(self, what: str, of: str) -> None:
+        """It has said so."""
+        if (future := self.waits.pop((what, of), None)) is not None and not future.done():
+            future.set_result(None)
+
+    def lose(self, why: str) -> None:
+        """Believe it no more; nobody waits for its word in vain."""
+        self.lost = self.lost or why or "lost"
+        for starting in (self.ready, self.drained):
+            if not starting.done():
+                starting.set_exception(WorkerFailed(f"worker {self.name}: {self.lost}"))
+                starting.exception()  # seen, whether or not somebody still waits
+        for what, of in tuple(self.waits):
+            self.met(what, of)
+
+    def tell(
+        self, message: BaseModel, payloads: Sequence[bytes] = (), descriptors: Sequence[int] = ()
+    ) -> None:
+        """Send a message; one that is dying is not told. Raises OSError where there are no descriptors for it."""
+        with sealed_copies(*payloads) as fds, contextlib.suppress(ChannelBroken):
+            self.channel.send(message, [*fds, *descriptors])
+
+    async def end(self) -> None:
+        """Kill it; returns once it is gone."""
+        self.process.kill()
+        await self.process.wait()
+
+
+class Outfit:
+    """What every worker gets: settings, the authority that its leaves go back to, and the way through the operator's proxy."""
+
+    def __init__(
+        self, settings: Settings, authority: Authority, proxy_credentials: Path | None = None
+    ) -> None:
+        """`proxy_credentials` is the file with `user:password`, read for each worker anew."""
+        self.authority = authority
+        self._settings = settings
+        self._proxy_credentials = proxy_credentials
+
+    def configure(self, worker: Worker) -> None:
+        """Tell a fresh worker who it is; raises OSError, ChannelBroken."""
+        message = Configure(
+            worker=worker.name,
+            settings=self._settings,
+            identity=Identity(uid=WORKER_UID, gid=WORKER_UID) if may_become(WORKER_UID) else None,
+            own_addresses=local_addresses(),
+            certificate=self.authority.pem.decode("ascii"),
+        )
+        payloads = [self._issuer(worker)]
+        if self._proxy_credentials is not None:
+            payloads.append(read_file(str(self._proxy_credentials)).encode("utf-8"))
+        with sealed_copies(*payloads) as fds:
+            worker.channel.send(message, fds)
+
+    def renew(self, worker: Worker) -> None:
+        """Give a worker its next intermediate; raises OSError."""
+        before = worker.renew_at
+        try:
+            worker.tell(Renew(), (self._issuer(worker),))
+        except OSError:
+            worker.renew_at = before  # at the next look
+            raise
+
+    def _issuer(self, worker: Worker) -> bytes:
+        issued = issue_worker_intermediate(self.authority, worker.name, time.time())
+        worker.renew_at = issued.not_after - _RENEW_BEFORE
+        return json.dumps({"chain": issued.chain_pem.decode(), "key": issued.key_pem.decode()}).encode()
+
+
+@contextlib.contextmanager
+def sealed_copies(*payloads: bytes) -> Iterator[list[int]]:
+    """Sealed copies of payloads as descriptors, closed afterwards; raises OSError with none left open."""
+    fds: list[int] = []
+    try:
+        for payload in payloads:
+            fds.append(sealed(payload))
+        yield fds
+    finally:
+        for fd in fds:
+            os.close(fd)
