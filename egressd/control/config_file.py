@@ -90,10 +90,11 @@ class ApiSection(Section):
 class ServeSection(Section):
     """The daemon: most sandboxes at a time, seconds that a drain waits for them to end, and where its health is told.
 
-    `health` is ADDRESS:PORT; empty: nowhere.
+    `health` is ADDRESS:PORT; empty: nowhere. `workers` are the processes that carry the sandboxes; 0: one a core, at most four.
     """
 
     sandboxes: int = Field(default=1_000, gt=0, le=100_000)
+    workers: int = Field(default=0, ge=0, le=256)
     drain_timeout: float = Field(default=10.0, ge=0, le=86_400)
     health: str = "127.0.0.1:15021"
     api: ApiSection = ApiSection()

@@ -48,6 +48,8 @@ from egressd.policy.credential import CredentialsFile
 from egressd.wiring.inherited import taken
 
 COULD_NOT_RUN: Final = 3
+_WORKERS: Final = 4
+"""Most workers where nobody said how many."""
 _NOBODYS: Final = "-"
 """Stands for the sandbox in a record of the daemon itself."""
 _NO_CREDENTIALS: Final = CredentialsFile.model_construct(schema_version=1, credentials={})
@@ -115,7 +117,8 @@ class Daemon:
             config.settings(),
             authority,
             journal,
-            failed=self._fail,
+            workers=config.serve.workers or min(len(os.sched_getaffinity(0)), _WORKERS),
+            failed=self._worker_failed,
             lending=lending,
             proxy_credentials=config.proxy_credentials,
         )
@@ -174,9 +177,13 @@ class Daemon:
     def _is_ready(self) -> bool:
         if not self._ready or self._stopping.is_set() or self._vigil is None:
             return False
-        return self._vigil.sound and self._supervisor.worker_pid is not None
+        return self._vigil.sound and any(pid is not None for pid in self._supervisor.worker_pids)
 
-    def _fail(self, why: str) -> None:
+    def _worker_failed(self, why: str) -> None:
+        """One that cannot be kept is tried again in a while; where there is no other, everything ends."""
+        if any(pid is not None for pid in self._supervisor.worker_pids):
+            say(f"{why}; nothing leaves its sandboxes until one stands again")
+            return
         say(f"{why}; every sandbox is ended")
         self._failure = why
         self._hurry.set()
@@ -189,6 +196,7 @@ class Daemon:
             signal.SIGINT: self._stop,
             signal.SIGHUP: lambda: self._task(self._hang_up()),
             signal.SIGUSR1: self._reopen,
+            signal.SIGUSR2: lambda: self._task(self._roll()),
         }
         for number, handler in handlers.items():
             loop.add_signal_handler(number, handler)
@@ -211,6 +219,15 @@ class Daemon:
         self._notifier.reloading()
         await self._try_reload()
         self._notifier.tell("READY=1")
+
+    async def _roll(self) -> None:
+        """Replace every worker by a fresh one; no connection is refused meanwhile."""
+        try:
+            await self._supervisor.roll()
+        except WorkerFailed as failure:
+            say(f"workers were not replaced: {failure}")
+        else:
+            say("every worker was replaced by a fresh one")
 
     async def _feed_watchdog(self, pause: float) -> None:
         while True:
