@@ -32,6 +32,7 @@ PAGES = [
     "docs/credentials.md",
     "docs/dns.md",
     "docs/limits.md",
+    "docs/lints.md",
     "docs/rules.md",
     "docs/verify.md",
     "docs/wirings.md",

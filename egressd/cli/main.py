@@ -44,6 +44,12 @@ def _effective(app: typer.Typer) -> None:
     effective.register(app)
 
 
+def _fmt(app: typer.Typer) -> None:
+    from egressd.cli import fmt
+
+    fmt.register(app)
+
+
 def _log(app: typer.Typer) -> None:
     from egressd.cli import log
 
@@ -116,6 +122,7 @@ VERBS: dict[str, Callable[[typer.Typer], None]] = {
     "sandbox": _sandbox,
     "kill": _kill,
     "check": _check,
+    "fmt": _fmt,
     "explain": _explain,
     "effective": _effective,
     "services": _services,

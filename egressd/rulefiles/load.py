@@ -45,7 +45,8 @@ from egressd.rulefiles.yaml import parse_model, read_bytes
 class Rules:
     """A rules folder that is sound and whose tests hold; immutable, to be swapped whole.
 
-    `known` is the credentials file that it was judged with, None where it was judged without.
+    `known` is the credentials file that it was judged with, None where it was judged without. `claims` are the tests of its
+    files, `groups` the groups by themselves, which only tests look at.
     """
 
     source: RuleSource
@@ -53,6 +54,9 @@ class Rules:
     warnings: tuple[Problem, ...] = ()
     tests: int = 0
     known: Known | None = None
+    library: Library = field(default_factory=lambda: Library({}, frozenset(), {}))
+    claims: tuple[Claims, ...] = ()
+    groups: dict[str, CompiledPolicy] = field(default_factory=dict)
 
     @property
     def credentials(self) -> CredentialsFile | None:
@@ -84,9 +88,12 @@ class Rules:
 
 
 def load_rules(
-    directory: Path, *, now: float | None = None, credentials: Path | None = None
+    directory: Path, *, now: float | None = None, credentials: Path | None = None, tested: bool = True
 ) -> Rules | Problems:
-    """Return the rules in `directory`, or all their problems; `now` (Unix seconds) judges expiry and untimed tests."""
+    """Return the rules in `directory`, or all their problems; `now` (Unix seconds) judges expiry and untimed tests.
+
+    `tested` as in `load_source`.
+    """
     findings = Findings(str(directory))
     source = read_source(directory, findings)
     known: bytes | None = None
@@ -94,7 +101,8 @@ def load_rules(
         known = read_bytes(credentials, str(credentials), findings)
     if findings.count:
         return findings.problems()
-    return load_source(source, now=now, credentials=known, credentials_name=str(credentials or ""))
+    name = str(credentials or "")
+    return load_source(source, now=now, credentials=known, credentials_name=name, tested=tested)
 
 
 def load_source(
@@ -103,8 +111,12 @@ def load_source(
     now: float | None = None,
     credentials: bytes | None = None,
     credentials_name: str = "credentials.yaml",
+    tested: bool = True,
 ) -> Rules | Problems:
-    """Return the rules in bytes that were read before, or all their problems. Total; reads nothing."""
+    """Return the rules in bytes that were read before, or all their problems. Total; reads nothing.
+
+    Without `tested` their tests are left to the caller: such rules are for looking at, never for being in force.
+    """
     moment = time.time() if now is None else now
     folder = _Folder(source, Findings(source.root), dt.datetime.fromtimestamp(moment, dt.UTC).date())
     if credentials is not None:
@@ -115,14 +127,14 @@ def load_source(
         return folder.findings.problems()
     policies = {profile: compile_policy(effective) for profile, effective in folder.profiles.items()}
     groups = {name: compile_policy(effective) for name, effective in folder.alone.items()}
-    for claims in folder.claims:
+    for claims in folder.claims if tested else ():
         check_claims(claims, groups if claims.group else policies, moment, folder.findings)
     failed = folder.findings.problems()
     if len(failed):
         return failed
     warnings = tuple(sorted(folder.findings.warnings))
     tests = sum(len(claims.tests) for claims in folder.claims)
-    return Rules(source, policies, warnings, tests, folder.known)
+    return Rules(source, policies, warnings, tests, folder.known, folder.shared, tuple(folder.claims), groups)
 
 
 def load_services(directory: Path) -> Library | Problems:
@@ -148,6 +160,7 @@ class _Folder:
     composed: dict[str, Composed | None] = field(default_factory=dict)
     profiles: dict[str, EffectivePolicy] = field(default_factory=dict)
     claims: list[Claims] = field(default_factory=list)
+    shared: Library = field(default_factory=lambda: Library({}, frozenset(), {}))
 
     def read_known(self, content: bytes, name: str) -> None:
         """Read the credentials file, which lies outside the folder and is shown by its own name."""
@@ -155,7 +168,7 @@ class _Folder:
 
     def read(self) -> None:
         """Read lists, services, the organisation file, groups and profiles, in the order of what they refer to."""
-        library = self.library()
+        library = self.shared = self.library()
         if ORGANISATION not in self.source.files:
             hint = "a folder without one would lose its denials unnoticed; `schema: 1` alone denies nothing"
             message = "the organisation file is missing"

@@ -35,6 +35,23 @@ def near_pairs(names: Iterable[str]) -> Iterator[tuple[str, str]]:
     yield from sorted(pairs)
 
 
+def near_ones(names: Iterable[str], known: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield each of `names` that is near a known one and none itself, with that one; linear in their number."""
+    shelves: dict[str, list[str]] = defaultdict(list)
+    meant = set(known)
+    for name in sorted(meant):
+        if len(name) >= SHORTEST:
+            for key in _keys(name):
+                shelves[key].append(name)
+    for name in names if shelves else ():
+        if len(name) < SHORTEST or name in meant:
+            continue
+        found = (other for key in _keys(name) for other in shelves.get(key, ()))
+        near = next((o for o in found if is_near(name, o) and frozenset({name, o}) not in _MEANT), None)
+        if near is not None:
+            yield name, near
+
+
 def is_near(one: str, other: str) -> bool:
     """Return whether two different names are one edit apart, or look the same."""
     if one == other:

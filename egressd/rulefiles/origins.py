@@ -26,6 +26,7 @@ class Origins:
     source: RuleSource
     documents: dict[str, Document | None] = field(default_factory=dict)
     lists: dict[str, dict[str, int]] = field(default_factory=dict)
+    entries: dict[str, dict[int, Node]] = field(default_factory=dict)
 
     def of(self, entry: EffectiveEntry, key: str) -> str:
         """Return where an entry's key is written, in the entry itself or in the service that it names; else `default`."""
@@ -57,13 +58,13 @@ class Origins:
 
     def of_profile(self, profile: str, key: str) -> str:
         """Return where a key of the profile itself is written; else `default`."""
-        document = self._document(f"{PROFILES}/{profile}.yaml")
+        document = self.document(f"{PROFILES}/{profile}.yaml")
         found = document is not None and key in document.root.keys
         return f"{document.path}:{document.root.keys[key].line}" if document and found else DEFAULT
 
     def of_profile_limit(self, profile: str, name: str) -> str:
         """Return where a limit of the whole sandbox is written: in the profile, in one that it extends, or in the ceiling."""
-        for document in (*self._chain(profile), self._document(ORGANISATION)):
+        for document in (*self._chain(profile), self.document(ORGANISATION)):
             root = document.root.fields if document is not None else None
             if document is None or root is None:
                 continue
@@ -76,7 +77,7 @@ class Origins:
     def _chain(self, profile: str) -> Iterator[Document]:
         name: object = profile
         for _ in self.source.below(PROFILES):  # no longer than there are profiles
-            document = self._document(f"{PROFILES}/{name}.yaml")
+            document = self.document(f"{PROFILES}/{name}.yaml")
             if document is None:
                 return
             yield document
@@ -87,12 +88,15 @@ class Origins:
 
     def _entry(self, place: str) -> tuple[str, Node | None]:
         path, _, line = place.rpartition(":")
-        document = self._document(path) if line.isdecimal() else None
+        document = self.document(path) if line.isdecimal() else None
         if document is None:
             return path, None
-        return path, next((node for node in _entries(document.root) if node.place.line == int(line)), None)
+        if path not in self.entries:
+            self.entries[path] = {node.place.line: node for node in reversed([*_entries(document.root)])}
+        return path, self.entries[path].get(int(line))
 
-    def _document(self, path: str) -> Document | None:
+    def document(self, path: str) -> Document | None:
+        """Return a file of the rules with its places; None where there is none."""
         if path not in self.documents:
             content = self.source.files.get(path)
             self.documents[path] = load_document(content, path, Findings()) if content is not None else None

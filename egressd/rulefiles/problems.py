@@ -109,9 +109,42 @@ class Code(StrEnum):
     CREDENTIAL_MISSING = "credential_missing"
     ATTACH_DOUBTFUL = "attach_doubtful"
     COVERT_CAPACITY = "covert_capacity"
+    # lints: `egressd check` says them beside the warnings
+    SHADOWED = "shadowed"
+    DUPLICATE_RULE = "duplicate_rule"
+    NEVER_MATCHES = "never_matches"
+    NEVER_MATCHED = "never_matched"
+    EXPIRES_SOON = "expires_soon"
+    NO_OWNER = "no_owner"
+    MULTI_TENANT = "multi_tenant"
+    DENY_WITHOUT_APEX = "deny_without_apex"
+    HOST_TYPO = "host_typo"
+    UPLOAD_API = "upload_api"
+    TUNNEL_FRONTING = "tunnel_fronting"
+    WIDE_PORTS = "wide_ports"
+    BAD_SILENCE = "bad_silence"
 
 
-WARNINGS = frozenset(
+LINTS = frozenset(
+    {
+        Code.SHADOWED,
+        Code.DUPLICATE_RULE,
+        Code.NEVER_MATCHES,
+        Code.NEVER_MATCHED,
+        Code.EXPIRES_SOON,
+        Code.NO_OWNER,
+        Code.MULTI_TENANT,
+        Code.DENY_WITHOUT_APEX,
+        Code.HOST_TYPO,
+        Code.UPLOAD_API,
+        Code.TUNNEL_FRONTING,
+        Code.WIDE_PORTS,
+        Code.BAD_SILENCE,
+    }
+)
+"""What is looked for once the rules are sound, and not when they are loaded to be in force."""
+
+WARNINGS = LINTS | frozenset(
     {
         Code.EXPIRED,
         Code.TEST_EXPIRED,

@@ -163,3 +163,34 @@ def test_warnings_are_talk_and_not_data(tmp_path: Path) -> None:
     assert status == 0
     assert "warning: shared_suffix" in err
     assert "shared_suffix" not in out
+
+
+def test_warnings_are_status_0_and_with_strict_1(tmp_path: Path) -> None:
+    folder = broken(tmp_path, "wide_ports")
+    status, _, err = run("check", folder)
+    assert (status, "wide_ports" in err) == (0, True)
+    assert run("check", "--strict", folder)[0] == 1
+
+
+def test_a_journal_tells_which_rules_decided_nothing(tmp_path: Path) -> None:
+    folder = broken(tmp_path, "never_matched")
+    journal = tmp_path / "journal.jsonl"
+    journal.write_text('{"event":"decision","profile":"a","rule":"used"}\nhalf a li')
+    _, _, err = run("check", "--journal", journal, folder)
+    assert "never_matched: 'unused'" in err
+    assert "'used'" not in err
+    assert "1 torn or foreign lines were skipped" in err
+    assert run("check", "--journal", tmp_path / "none", folder)[0] == 2
+
+
+@pytest.mark.parametrize("name", ["wide_ports", "unknown_key", "test_failed"])
+def test_every_form_tells_of_the_same_problems(tmp_path: Path, name: str) -> None:
+    folder = broken(tmp_path, name)
+    whole = json.loads(run("check", "--format", "json", folder)[1])
+    codes = [problem["code"] for problem in whole.get("problems", whole.get("warnings"))]
+    sarif = json.loads(run("check", "--format", "sarif", folder)[1])
+    assert [result["ruleId"] for result in sarif["runs"][0]["results"]] == codes
+    commands = run("check", "--format", "github", folder)[1].splitlines()
+    assert [command.split("title=egressd ")[1].split("::")[0] for command in commands] == codes
+    statuses = {run("check", "--format", form, folder)[0] for form in ("text", "json", "sarif", "github")}
+    assert len(statuses) == 1

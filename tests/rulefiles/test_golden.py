@@ -14,15 +14,17 @@ import pytest
 
 from egressd.cli.explain import lines
 from egressd.rulefiles.explain import explain
+from egressd.rulefiles.lints import lint
 from egressd.rulefiles.load import Rules, load_rules
 from egressd.rulefiles.printout import as_text, printout
-from egressd.rulefiles.problems import WARNINGS, Code, Problems
+from egressd.rulefiles.problems import LINTS, WARNINGS, Code, Problems
 from egressd.rulefiles.requestline import Asked, parse_request_line
 from egressd.rulefiles.yaml import MOST_BYTES
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 BAD = GOLDEN / "bad"
 NOW = dt.datetime(2026, 12, 1, 12, tzinfo=dt.UTC).timestamp()
+TODAY = dt.date(2026, 12, 1)
 
 LESSONS = sorted(path.name for path in GOLDEN.iterdir() if path.name[0].isdigit())
 MISTAKES = sorted(path.name for path in BAD.iterdir() if path.name != "base")
@@ -53,7 +55,11 @@ def test_a_mistake_is_named_with_its_place_and_a_way_out(
     monkeypatch.chdir(tmp_path)
     credentials = Path("rules/credentials.yaml")
     result = load_rules(Path("rules"), now=NOW, credentials=credentials if credentials.exists() else None)
-    if Code(name) in WARNINGS:
+    if Code(name) in LINTS:
+        assert isinstance(result, Rules), str(result)
+        assert Code(name) not in {warning.code for warning in result.warnings}, "loading does not look for it"
+        problems = lint(result, TODAY, matched=matched(Path("rules/matched.txt")))
+    elif Code(name) in WARNINGS:
         assert isinstance(result, Rules), str(result)
         problems = list(result.warnings)
     else:
@@ -63,6 +69,13 @@ def test_a_mistake_is_named_with_its_place_and_a_way_out(
     assert {problem.code for problem in problems} - {Code.EXPIRED} == {Code(name)} - {Code.EXPIRED}
     assert problems == sorted(problems)
     compare(BAD / name / "expected.txt", "".join(f"{problem}\n" for problem in problems))
+
+
+def matched(path: Path) -> list[tuple[str, str]] | None:
+    """The rules that decided something in recorded traffic, as `PROFILE RULE` a line; None without such a file."""
+    if not path.exists():
+        return None
+    return [(profile, rule) for profile, rule in map(str.split, path.read_text().splitlines())]
 
 
 def test_every_code_has_a_file_that_shows_it() -> None:
