@@ -65,7 +65,12 @@ def connect(path: Path, kind: socket.SocketKind) -> socket.socket | None:
         sock.connect(str(path))
     except OSError as error:
         sock.close()
-        if error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTDIR):
+        if error.errno in (
+            None,
+            errno.ENOENT,
+            errno.ECONNREFUSED,
+            errno.ENOTDIR,
+        ):  # None: longer than any socket's path
             return None
         raise
     return sock
