@@ -13,7 +13,7 @@ ASK = "say(shown(tls({0!r}, 443, get('/n', {0!r}), {0!r})))"
 """Code that asks a host for something."""
 
 
-def policies(stand: Stand, mark: int, seconds: float = 20.0) -> Policies:
+def policies(stand: Stand, mark: int, seconds: float = 60.0) -> Policies:
     """What A and B's control made of a change: their `policy` records since `mark`."""
     found: Policies = []
 

@@ -169,7 +169,9 @@ def test_a_raw_socket_is_judged_by_its_owner(fresh: Pod) -> None:
         pytest.param([EGRESSD], f"tcp {ATTACKER} 80", id="who has egressd's uid"),
         pytest.param(["--uid=0", "--capability=CAP_SETUID"], f"turned 1337 {ATTACKER}", id="who may take it"),
         pytest.param(["--capability=CAP_NET_RAW"], "over_the_wire", id="who may send frames"),
-        pytest.param(["--uid=0", "--capability=CAP_NET_ADMIN"], f"flushed {ATTACKER}", id="who may change rules"),
+        pytest.param(
+            ["--uid=0", "--capability=CAP_NET_ADMIN"], f"flushed {ATTACKER}", id="who may change rules"
+        ),
     ],
 )
 def test_it_does_not_hold_against(fresh: Pod, options: list[str], case: str) -> None:
