@@ -236,8 +236,8 @@ def test_a_source_has_one_sandbox_and_one_place(gate: Bridge, a: Behind, b: Behi
     for order, why in (
         (f"create c {a.address} {a.mac} {a.port}", "bound already"),
         ("create c 10.90.0.9", "needs its MAC address and its port"),
-        (f"create c 10.90.0.9 {a.mac} eth0", "no port of"),
-        (f"create c 10.90.0.9 {a.mac} lo", "no port of"),
+        (f"create c 10.90.0.9 {a.mac} eth0", "at none of the interfaces"),
+        (f"create c 10.90.0.9 {a.mac} lo", "at none of the interfaces"),
         ("create c 224.0.0.1", "no sandbox's address"),
         ("create c", "needs its source address"),
     ):
