@@ -41,6 +41,7 @@ class ApiServer:
         """Nobody is let in before `start`."""
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
+        self._gate: _TcpGate | None = None
         self._seen: WeakSet[asyncio.BaseTransport] = WeakSet()
         self._verdicts: WeakKeyDictionary[asyncio.BaseTransport, tuple[int, str] | str] = WeakKeyDictionary()
 
@@ -53,7 +54,7 @@ class ApiServer:
     async def start_tcp(self, household: Household, section: ApiSection) -> None:
         """Serve TCP as configured; raises StateError."""
         address, port = parse_listen(section.listen)
-        gate = _TcpGate(household, section)
+        gate = self._gate = _TcpGate(household, section)
         server = await self._prepare(application(household, lambda request: self._judge_tcp(gate, request)))
         loop = asyncio.get_running_loop()
         try:
@@ -63,6 +64,11 @@ class ApiServer:
             )  # fmt: skip
         except OSError as error:
             raise StateError(f"serve.api.listen {section.listen}: {error.strerror}") from None
+
+    def reload(self) -> None:
+        """Read certificates and token anew, for whoever connects and asks from now on; raises StateError and changes nothing."""
+        if self._gate is not None:
+            self._gate.reload()
 
     async def stop(self) -> None:
         """Let nobody in any more, and end what is under way."""
@@ -145,6 +151,13 @@ class _TcpGate:
         self._household, self._section = household, section
         self.context = _context(section)
         self._token = _token_digest(section)
+
+    def reload(self) -> None:
+        """Read the files anew: whole, or nothing is changed. `client_ca` stays: OpenSSL takes no authority back."""
+        token = _token_digest(self._section)
+        _context(self._section)  # whether it can be read
+        self.context.load_cert_chain(str(self._section.certificate), str(self._section.key))
+        self._token = token
 
     def judge(self, request: web.Request) -> tuple[int, str] | str:
         source = _source(request)

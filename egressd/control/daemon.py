@@ -23,7 +23,7 @@ from egressd.control.attaching import Attaching
 from egressd.control.ca import load_or_create
 from egressd.control.config import Config
 from egressd.control.config_check import explicit_spec
-from egressd.control.estate import Estate
+from egressd.control.estate import Estate, StateError
 from egressd.control.explicit import ExplicitWiring
 from egressd.control.gateway import GatewayWiring
 from egressd.control.health import Health
@@ -68,6 +68,7 @@ class Daemon:
         self._failure: str | None = None
         self._ready = False
         self._vigil: Vigil | None = None
+        self._over_tcp: ApiServer | None = None
         self._reloading = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -162,9 +163,9 @@ class Daemon:
         stack.push_async_callback(api.stop)
         await api.start_unix(self, control)
         if config.serve.api.listen:
-            over_tcp = ApiServer()
-            stack.push_async_callback(over_tcp.stop)
-            await over_tcp.start_tcp(self, config.serve.api)
+            self._over_tcp = ApiServer()
+            stack.push_async_callback(self._over_tcp.stop)
+            await self._over_tcp.start_tcp(self, config.serve.api)
 
     def _socket(self, stack: contextlib.AsyncExitStack, path: Path, kind: socket.SocketKind) -> socket.socket:
         sock = peers.listen(path, kind)
@@ -218,6 +219,11 @@ class Daemon:
     async def _hang_up(self) -> None:
         self._notifier.reloading()
         await self._try_reload()
+        try:
+            if self._over_tcp is not None:
+                self._over_tcp.reload()
+        except StateError as error:
+            say(f"the control API's files were not read anew, the old ones stay in force: {error}")
         self._notifier.tell("READY=1")
 
     async def _roll(self) -> None:
