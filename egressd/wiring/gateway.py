@@ -8,6 +8,7 @@ Everything acts on the network namespace of the calling process and needs CAP_NE
 """
 
 import contextlib
+import functools
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -41,9 +42,9 @@ class Gateway:
         self.interface = checked_interface(interface)
         self._overlays = {family: gateway_overlay(family, interface) for family in tables.FAMILIES}
 
-    @property
+    @functools.cached_property
     def bridged(self) -> bool:
-        """Whether the interface is a bridge, so that many hosts are behind it."""
+        """Whether the interface is a bridge, so that many hosts are behind it; asked of the kernel once."""
         links = _links("dev", self.interface)
         return any(link.get("linkinfo", {}).get("info_kind") == "bridge" for link in links)
 

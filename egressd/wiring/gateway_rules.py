@@ -12,6 +12,7 @@ marked !.
 * **IPv6** is dropped whole: no sandbox needs it, since every name has an IPv4 address here.
 """
 
+import functools
 import re
 from dataclasses import dataclass
 from ipaddress import AddressValueError, IPv4Address
@@ -84,23 +85,22 @@ def gateway_overlay(family: Family, interface: str) -> Overlay:
 
 def read_bindings(rules: list[str]) -> tuple[list[Binding], list[str]]:
     """The bindings that rules of their chain (as `parse_tables` spells them) say, and the rules that are none."""
-    found, foreign = [], []
-    for rule in rules:
-        options = dict(re.findall(r"(-s|--physdev-in|--mac-source) (\S+)", rule))
-        try:
-            binding = Binding(
-                options["-s"].removesuffix("/32"),
-                options["--mac-source"].lower() if "--mac-source" in options else None,
-                options.get("--physdev-in"),
-            )
-        except (KeyError, ValueError):
-            foreign.append(rule)
-            continue
-        if _spelled(binding.rule) == _spelled(rule):
-            found.append(binding)
-        else:
-            foreign.append(rule)
-    return found, foreign
+    found = [(rule, _read_binding(rule)) for rule in rules]
+    return [binding for _, binding in found if binding], [rule for rule, binding in found if not binding]
+
+
+@functools.lru_cache(maxsize=8192)
+def _read_binding(rule: str) -> Binding | None:
+    options = dict(re.findall(r"(-s|--physdev-in|--mac-source) (\S+)", rule))
+    try:
+        binding = Binding(
+            options["-s"].removesuffix("/32"),
+            options["--mac-source"].lower() if "--mac-source" in options else None,
+            options.get("--physdev-in"),
+        )
+    except (KeyError, ValueError):
+        return None
+    return binding if _spelled(binding.rule) == _spelled(rule) else None
 
 
 def _spelled(rule: str) -> str:

@@ -7,6 +7,7 @@ iptables-restore is atomic per table, so `filter` comes first: between the two c
 everything is dropped.
 """
 
+import functools
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -207,12 +208,13 @@ def parse_tables(text: str) -> dict[str, Table]:
             table.rules.setdefault(chain, [])
         elif line.startswith(("-A ", "[")):
             rule = line.partition("] ")[2] if line.startswith("[") else line
-            words = _words(rule)
-            if words[:1] == ["-A"] and len(words) > 1:
-                table.rules.setdefault(words[1], []).append(_normal(words[2:]))
+            if rule.startswith("-A "):
+                chain, _, rest = rule[3:].partition(" ")
+                table.rules.setdefault(chain, []).append(meaning(rest))
     return tables
 
 
+@functools.lru_cache(maxsize=8192)  # a host's rules are read again and again, and hardly ever differ
 def meaning(rule: str) -> str:
     """A rule without its chain in the spelling that `parse_tables` gives it, for comparison alone."""
     return _normal(_words(rule))
