@@ -78,17 +78,20 @@ class Daemon:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         async with contextlib.AsyncExitStack() as stack:
+            self._watch_signals(
+                stack
+            )  # first: a signal that comes early is not the death of a daemon that is half there
             estate = Estate(self._config.state_dir)
             stack.callback(estate.close)
             self._supervisor = await self._start(stack, estate)
             await self._open(stack)
             self._ready = True
-            self._watch_signals(stack)
             self._task(self._watch(self._marks))
             if self._vigil is not None:
                 self._task(self._vigil.keep())
             if self._notifier.watchdog is not None:
                 self._task(self._feed_watchdog(self._notifier.watchdog / 2))
+            say(f"serving: {self._config.control_socket}")
             self._notifier.tell("READY=1", f"STATUS={len(self.roster.rules.profiles)} profiles")
             await self._stopping.wait()
             self._notifier.tell("STOPPING=1")
@@ -209,6 +212,8 @@ class Daemon:
         self._stopping.set()
 
     def _reopen(self) -> None:
+        if not self._ready:  # it is open for the first time, or about to be
+            return
         try:
             self._journal.reopen()
         except JournalUnavailable as error:
@@ -217,6 +222,8 @@ class Daemon:
             say("journal reopened")
 
     async def _hang_up(self) -> None:
+        if not self._ready:  # all is read for the first time, and followed from then on
+            return
         self._notifier.reloading()
         await self._try_reload()
         try:
@@ -228,6 +235,8 @@ class Daemon:
 
     async def _roll(self) -> None:
         """Replace every worker by a fresh one; no connection is refused meanwhile."""
+        if not self._ready:
+            return
         try:
             await self._supervisor.roll()
         except WorkerFailed as failure:

@@ -20,7 +20,11 @@ from typing import Final
 
 from egressd.control.estate import StateError
 
-BACKLOG: Final = 64
+BACKLOG: Final = 512
+_PATIENCE: Final = struct.pack("ll", 10, 0)
+"""A struct timeval."""
+_NOBODY: Final = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTDIR, None)
+"""None: the path is longer than any socket's."""
 _UCRED: Final = struct.Struct("iII")
 _NSPID: Final = re.compile(r"^NSpid:((?:\t\d+)+)$", re.MULTILINE)
 
@@ -61,16 +65,12 @@ def connect(path: Path, kind: socket.SocketKind) -> socket.socket | None:
     """Return a socket that is connected to a daemon, None where none listens; raises OSError where that cannot be told."""
     sock = socket.socket(socket.AF_UNIX, kind)
     try:
-        sock.settimeout(5.0)
+        # Where many connect at once the backlog may be full: only a blocking connect(2) waits for its turn, this long.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _PATIENCE)
         sock.connect(str(path))
     except OSError as error:
         sock.close()
-        if error.errno in (
-            None,
-            errno.ENOENT,
-            errno.ECONNREFUSED,
-            errno.ENOTDIR,
-        ):  # None: longer than any socket's path
+        if error.errno in _NOBODY:
             return None
         raise
     return sock
