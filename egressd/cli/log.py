@@ -78,6 +78,9 @@ def log(
         str | None, typer.Option(help="Only from then on: 30m, 2h, 7d, or a date or time, in UTC.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The lines of the journal as they are.")] = False,
+    as_test: Annotated[
+        bool, typer.Option("--as-test", help="A file of tests: what was decided must be decided again.")
+    ] = False,
 ) -> None:
     """Print the wanted records, newest last; exits 0 even if there is none."""
     wanted = _filter(sandbox, verdict, host, since)
@@ -87,7 +90,9 @@ def log(
     try:
         with _opened(file) as journal:
             lines = read(journal, wanted, tally)
-            if as_json:
+            if as_test:
+                _print_tests(lines)
+            elif as_json:
                 _print_lines(lines)
             else:
                 if isinstance(sys.stdout, io.TextIOWrapper):
@@ -143,6 +148,18 @@ def _laid_out(row: Row, widths: list[int], *, cuts: bool) -> list[tuple[str, str
         if n < last:  # no blanks at a line's end
             cells.append((" " * (width - cell_len(text) + 2), ""))
     return cells
+
+
+def _print_tests(lines: Iterator[Line]) -> None:
+    from egressd.rulefiles.fixtures import Fixtures
+
+    fixtures = Fixtures()
+    for line in lines:
+        fixtures.add(line.fields)
+    for text in fixtures.lines():
+        print(text)
+    for why, number in sorted(fixtures.left_out.items()):
+        print(f"egressd log: {number} left out: {why}", file=sys.stderr)
 
 
 def _print_lines(lines: Iterator[Line]) -> None:

@@ -44,6 +44,12 @@ def _effective(app: typer.Typer) -> None:
     effective.register(app)
 
 
+def _test(app: typer.Typer) -> None:
+    from egressd.cli import test
+
+    test.register(app)
+
+
 def _fmt(app: typer.Typer) -> None:
     from egressd.cli import fmt
 
@@ -123,6 +129,7 @@ VERBS: dict[str, Callable[[typer.Typer], None]] = {
     "kill": _kill,
     "check": _check,
     "fmt": _fmt,
+    "test": _test,
     "explain": _explain,
     "effective": _effective,
     "services": _services,

@@ -133,6 +133,16 @@ class Test(Said):
     at: Moment | None = Field(None, description="judged as at this day (noon UTC) or time")
 
 
+class FiledTest(Test):
+    """One claim of a file of tests."""
+
+    __test__ = False
+
+    under: Id | None = Field(
+        None, description="the profile that it speaks of, where that is another than the file's"
+    )
+
+
 class Accept(Said):
     """Risks that the owner takes knowingly, each with the reason."""
 
@@ -230,6 +240,17 @@ class OrganisationFile(Said):
     tests: Tests = Field([], description="must hold under every profile")
 
 
+class TestsFile(Said):
+    """rules/tests/NAME.yaml: claims about a profile, apart from its file; recorded attempts as a rule."""
+
+    __test__ = False
+
+    schema_version: SchemaVersion = Field(alias="schema")
+    under: Id = Field(description="the profile that the tests speak of")
+    description: Text | None = None
+    tests: Annotated[list[FiledTest], Field(min_length=1)]
+
+
 class Parameter(Said):
     """A value that a profile gives to a service; `{name}` stands for it, for `names` too."""
 
@@ -290,7 +311,7 @@ class ServiceFile(Said):
     entries: Annotated[list[ServiceEntry], Field(min_length=1)]
 
 
-RULE_FILES: tuple[type[Said], ...] = (ProfileFile, ServiceFile, GroupFile, OrganisationFile)
+RULE_FILES: tuple[type[Said], ...] = (ProfileFile, ServiceFile, GroupFile, TestsFile, OrganisationFile)
 
 
 def json_schema() -> dict[str, Any]:
@@ -301,7 +322,8 @@ def json_schema() -> dict[str, Any]:
         definitions.update(part.pop("$defs", {}))
         definitions[model.__name__] = part
     chosen: dict[str, Any] = {"$ref": "#/$defs/OrganisationFile"}
-    for key, model in (("group", GroupFile), ("service", ServiceFile), ("profile", ProfileFile)):
+    kinds = (("under", TestsFile), ("group", GroupFile), ("service", ServiceFile), ("profile", ProfileFile))
+    for key, model in kinds:
         chosen = {"if": {"required": [key]}, "then": {"$ref": f"#/$defs/{model.__name__}"}, "else": chosen}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -7,17 +7,18 @@ expiry at midnight must not keep egressd from starting at night.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from egressd.policy import internal
 from egressd.policy.attempt import Attempt, Decision, DnsQuestion, RequestAttempt
 from egressd.policy.compile import CompiledPolicy, compile_policy
 from egressd.policy.decide import decide
-from egressd.policy.model import Test
+from egressd.policy.model import FiledTest, Test
 from egressd.policy.reasons import Reason
 from egressd.rulefiles.document import Document
-from egressd.rulefiles.problems import Code, Findings, quoted
+from egressd.rulefiles.problems import Code, Findings, Place, quoted
 from egressd.rulefiles.requestline import Asked, BadLine, parse_request_line
 from egressd.rulefiles.shape import did_you_mean
 
@@ -32,9 +33,27 @@ class Claims:
     With `group` it is the name of a group, which is judged alone, below the organisation's denials.
     """
 
-    tests: list[Test]
+    tests: Sequence[Test]
     document: Document
     profile: str | None
+    group: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One test judged under one profile: `failure` is how the decision differs from the claim, None when it holds.
+
+    `expired` marks a failure that is none but for a rule that has expired since.
+    """
+
+    path: str
+    place: Place
+    asked: Asked
+    claimed: str
+    profile: str
+    decision: Decision
+    failure: str | None
+    expired: bool = False
     group: bool = False
 
 
@@ -73,33 +92,59 @@ def check_claims(
     claims: Claims, policies: Mapping[str, CompiledPolicy], now: float, findings: Findings
 ) -> None:
     """Add a problem for each test that does not hold."""
-    profiles = [claims.profile] if claims.profile is not None else sorted(policies)
-    ids = {entry.id for name in profiles for entry in policies[name].effective.entries}
-    parsed = [_parsed(index, test, claims.document, ids, findings) for index, test in enumerate(claims.tests)]
-    for name in profiles:
-        policy = policies[name]
-        timeless: CompiledPolicy | None = None
-        for claim in parsed:
-            if claim is None:
-                continue
-            moment = claim.test.at.timestamp() if claim.test.at is not None else now
-            failure = _failure(claim, policy, moment)
-            if failure is None:
-                continue
-            timeless = timeless or _without_expiry(policy)
-            code, hint = Code.TEST_FAILED, f"egressd explain {shlex.quote(claim.asked.text)} --profile {name}"
-            if claims.group:
-                hint = "a group's tests are judged of the group alone, below the organisation's denials"
-            if claim.test.at is None and _failure(claim, timeless, now) is None:
-                code, hint = (
-                    Code.TEST_EXPIRED,
-                    "a rule that it needs has expired; renew it, or give the test an `at:`",
-                )
-            under = f" under {name}" if claims.profile is None else ""
-            place = claims.document.place("tests", claim.index, claim.key)
-            findings.add(
-                claims.document.path, place, code, f"{quoted(claim.asked.text)}{under}: {failure}", hint
-            )
+    for outcome in outcomes(claims, policies, now, findings):
+        if outcome.failure is None:
+            continue
+        code = Code.TEST_FAILED
+        hint = f"egressd explain {shlex.quote(outcome.asked.text)} --profile {outcome.profile}"
+        if outcome.group:
+            hint = "a group's tests are judged of the group alone, below the organisation's denials"
+        if outcome.expired:
+            code = Code.TEST_EXPIRED
+            hint = "a rule that it needs has expired; renew it, or give the test an `at:`"
+        under = f" under {outcome.profile}" if claims.profile is None else ""
+        message = f"{quoted(outcome.asked.text)}{under}: {outcome.failure}"
+        findings.add(outcome.path, outcome.place, code, message, hint)
+
+
+def outcomes(
+    claims: Claims, policies: Mapping[str, CompiledPolicy], now: float, findings: Findings
+) -> Iterator[Outcome]:
+    """Yield how each test of a file comes out, under each profile that it speaks of; one that is no test is a problem."""
+    for index, test in enumerate(claims.tests):
+        profiles = _profiles(index, test, claims, policies, findings)
+        ids = {entry.id for name in profiles for entry in policies[name].effective.entries}
+        claim = _parsed(index, test, claims.document, ids, findings)
+        for name in profiles if claim is not None else ():
+            assert claim is not None
+            yield _outcome(claim, claims, policies[name], name, now)
+
+
+def _profiles(
+    index: int, test: Test, claims: Claims, policies: Mapping[str, CompiledPolicy], findings: Findings
+) -> list[str]:
+    named = test.under if isinstance(test, FiledTest) and test.under is not None else None
+    wanted = named or claims.profile
+    if wanted is None:
+        return sorted(policies)
+    if wanted in policies:
+        return [wanted]
+    place = claims.document.place("tests", index, "under") if named else claims.document.place("under")
+    message = f"there is no profile {wanted!r}{did_you_mean(wanted, sorted(policies))}"
+    findings.add(claims.document.path, place, Code.UNKNOWN_PROFILE, message)
+    return []
+
+
+def _outcome(claim: _Claim, claims: Claims, policy: CompiledPolicy, name: str, now: float) -> Outcome:
+    moment = claim.test.at.timestamp() if claim.test.at is not None else now
+    decision = judge(policy, claim.asked, moment)
+    failure = _failure(claim, decision)
+    expired = False
+    if failure is not None and claim.test.at is None:
+        expired = _failure(claim, judge(_without_expiry(policy), claim.asked, now)) is None
+    place = claims.document.place("tests", claim.index, claim.key)
+    path = claims.document.path
+    return Outcome(path, place, claim.asked, claim.key, name, decision, failure, expired, claims.group)
 
 
 def _parsed(index: int, test: Test, document: Document, ids: set[str], findings: Findings) -> _Claim | None:
@@ -131,9 +176,8 @@ def _parsed(index: int, test: Test, document: Document, ids: set[str], findings:
     return _Claim(index, key, asked, test) if sound else None
 
 
-def _failure(claim: _Claim, policy: CompiledPolicy, now: float) -> str | None:
+def _failure(claim: _Claim, decision: Decision) -> str | None:
     """Return how the decision differs from the claim, or None when it holds."""
-    decision = judge(policy, claim.asked, now)
     rule = decision.entry.id if decision.entry is not None else None
     expected: list[str] = [claim.key]
     got: list[str] = [decision.verdict]
@@ -154,6 +198,7 @@ def _failure(claim: _Claim, policy: CompiledPolicy, now: float) -> str | None:
     return f"expected {' '.join(expected)}, got {' '.join(got)}"
 
 
+@lru_cache(maxsize=8)
 def _without_expiry(policy: CompiledPolicy) -> CompiledPolicy:
     """Return the policy as it was while every rule of it was in force."""
     entries = tuple(entry.model_copy(update={"expires": None}) for entry in policy.effective.entries)

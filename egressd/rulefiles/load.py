@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from egressd.policy.compile import CompiledPolicy, compile_policy
 from egressd.policy.credential import CredentialsFile
 from egressd.policy.effective import EffectiveEntry, EffectivePolicy
-from egressd.policy.model import GroupFile, OrganisationFile, ProfileFile, ServiceFile, Test
+from egressd.policy.model import GroupFile, OrganisationFile, ProfileFile, ServiceFile, Test, TestsFile
 from egressd.rulefiles.bindings import check_spread
 from egressd.rulefiles.ceiling import Top, read_ceiling
 from egressd.rulefiles.claims import Claims, check_claims
@@ -35,6 +35,7 @@ from egressd.rulefiles.source import (
     ORGANISATION,
     PROFILES,
     SERVICES,
+    TESTS,
     RuleSource,
     read_source,
 )
@@ -188,6 +189,10 @@ class _Folder:
                 continue
             self.profiles[name] = read_profile(composed, self.above, self.top, self._definitions, self.today)
             self._keep_tests(model.tests, document, name)
+        for path in self.source.below(TESTS):
+            loaded = parse_model(self.source.files[path], path, TestsFile, self.findings)
+            if loaded is not None:
+                self._keep_tests(loaded[0].tests, loaded[1], loaded[0].under)
 
     def _composed(
         self, name: str, files: Mapping[str, tuple[ProfileFile, Document]], library: Library
@@ -284,7 +289,7 @@ class _Folder:
         self.above = read_organisation(model, document, library, self.today, self.findings)
         self.top = read_ceiling(model, document, library, self.findings)
 
-    def _keep_tests(self, tests: list[Test], document: Document, profile: str | None) -> None:
+    def _keep_tests(self, tests: Sequence[Test], document: Document, profile: str | None) -> None:
         if tests:
             self.claims.append(Claims(tests, document, profile))
 

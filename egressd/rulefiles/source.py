@@ -14,11 +14,12 @@ PROFILES = "profiles"
 GROUPS = "groups"
 SERVICES = "services"
 LISTS = "lists"
+TESTS = "tests"
 
 MOST_FILES = 10_000
 MOST_TOTAL = 64 * 1024 * 1024
 
-_ENDINGS = {PROFILES: ".yaml", GROUPS: ".yaml", SERVICES: ".yaml", LISTS: ".txt"}
+_ENDINGS = {PROFILES: ".yaml", GROUPS: ".yaml", SERVICES: ".yaml", LISTS: ".txt", TESTS: ".yaml"}
 _LOOKALIKES = frozenset({".yml", ".yaml", ".json", ".txt"})
 """Endings of files that somebody may believe to be read; one of them in the wrong place is an error, not silence."""
 
@@ -48,7 +49,7 @@ class RuleSource:
 
 
 def read_source(directory: Path, findings: Findings) -> RuleSource:
-    """Read organisation.yaml, profiles/, groups/, services/ and lists/; what cannot be read is a problem, never an absence."""
+    """Read organisation.yaml and the folders of rules; what cannot be read is a problem, never an absence."""
     files: dict[str, bytes] = {}
     if not directory.is_dir():
         findings.add("", Place(), Code.UNREADABLE, "there is no such folder")
