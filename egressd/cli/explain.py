@@ -1,4 +1,4 @@
-"""`egressd explain REQUEST`: what would be decided, by which rule, why not by the others, and what would change it."""
+"""`egressd explain REQUEST`: what is decided, or was, by which rule, why not by the others, and what would change it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from egressd.cli.given import credentials_file, rules_folder
+from egressd.cli.ruleset import BadRules, loaded_rules
 
 if TYPE_CHECKING:  # see check.py
+    from egressd.cli.past import Past
     from egressd.rulefiles.attachment import Attachment
+    from egressd.rulefiles.changes import Change
     from egressd.rulefiles.explain import Explanation
 
 YES, NO, BAD_INPUT = 0, 1, 2
@@ -24,19 +26,29 @@ _STANDINGS = {"decides": "*", "covers": "+", "misses": "-", "expired": "x", "els
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    app.command("explain", help="Say what is decided on a request, and why.")(explain)
+    app.command("explain", help="Say what is decided on a request, or was on an attempt, and why.")(explain)
 
 
 def explain(
     request: Annotated[
-        str, typer.Argument(metavar="REQUEST", help="METHOD URL, tcp://host:port or dns:NAME[/TYPE].")
+        str,
+        typer.Argument(
+            metavar="REQUEST", help="METHOD URL, tcp://host:port, dns:NAME[/TYPE], or the id of an attempt."
+        ),
     ],
     profile: Annotated[
-        str, typer.Option(envvar="EGRESSD_PROFILE", help="Under which profile; there is no default.")
-    ],
+        str | None,
+        typer.Option(envvar="EGRESSD_PROFILE", help="Under which profile; an attempt has its own."),
+    ] = None,
+    journal: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Where the attempt is recorded; - is standard input.")
+    ] = None,
     at: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="As at this day (noon UTC) or time, like 2027-03-31T18:00Z."),
+        typer.Option(
+            metavar="TIME",
+            help="As at this day (noon UTC) or time, like 2027-03-31T18:00Z; else now, or when it was.",
+        ),
     ] = None,
     credentials: Annotated[
         Path | None,
@@ -48,31 +60,52 @@ def explain(
 ) -> None:
     """Print the decision and how it came about: 0 allowed, 1 denied or to be asked for, 2 bad input."""
     from egressd.rulefiles.explain import explain as explained
-    from egressd.rulefiles.load import load_rules
-    from egressd.rulefiles.problems import Problems
     from egressd.rulefiles.requestline import BadLine, parse_request_line
-    from egressd.rulefiles.shape import did_you_mean
 
-    asked = parse_request_line(request)
+    past = _past(request, journal)
+    asked = parse_request_line(request) if past is None else None
     if isinstance(asked, BadLine):
         raise _bad(f"{request!r}: {asked.detail}", asked.hint)
-    now = _moment(at)
+    chosen = profile or (past.profile if past is not None else None)
+    if chosen is None:
+        raise _bad("under which profile?", "--profile NAME, or EGRESSD_PROFILE; there is no default")
+    now = _moment(at) if at is not None or past is None else past.moment
     try:
-        rules = load_rules(rules_folder(), credentials=credentials_file(credentials))
-    except ValueError as error:
+        rules = loaded_rules(credentials, profile=chosen)
+    except BadRules as error:
         raise _bad(str(error)) from None
-    if isinstance(rules, Problems):
-        print(rules, file=sys.stderr)
-        raise _bad("the rules cannot be used", "egressd check")
-    if profile not in rules.profiles:
-        near = did_you_mean(profile, rules.profiles)
-        raise _bad(f"there is no profile {profile!r}{near}", f"known: {', '.join(rules.profiles)}")
-    found = explained(rules, profile, asked, now)
+    if past is not None:
+        asked = past.asked(rules, chosen, now)
+    if asked is None:
+        assert past is not None
+        print(json.dumps({"recorded": past.as_json()}) if as_json else "\n".join(past.lines()))
+        raise typer.Exit(YES if past.verdict == "allow" else NO)
+    found = explained(rules, chosen, asked, now)
     if as_json:
-        print(json.dumps(found.as_json(), ensure_ascii=True))
+        recorded = {"recorded": past.as_json(rules)} if past is not None else {}
+        print(json.dumps(found.as_json() | recorded, ensure_ascii=True))
     else:
-        print("\n".join(lines(found, rules.root)))
+        before = past.lines(rules) if past is not None else []
+        print("\n".join([*before, *lines(found, rules.root)]))
     raise typer.Exit(YES if found.decision.allowed else NO)
+
+
+def _past(request: str, journal: str | None) -> Past | None:
+    """Return the recorded attempt that is asked about; None where a request is."""
+    from egressd.cli.past import ATTEMPT_ID, find
+    from egressd.cli.recordings import BadJournal
+
+    if not ATTEMPT_ID.fullmatch(request):
+        if journal is not None:
+            raise _bad(f"{request!r} is no attempt id", "--journal goes with one: 28 hex digits")
+        return None
+    try:
+        found = find(request, journal)
+    except BadJournal as error:
+        raise _bad(str(error)) from None
+    if found is None:
+        raise _bad(f"no decision on {request} is in this journal", "egressd log shows what is")
+    return found
 
 
 def _bad(message: str, hint: str = "") -> typer.Exit:
@@ -124,9 +157,17 @@ def lines(found: Explanation, root: str) -> list[str]:
         lines.append(
             f"    {found.untold} more {'rule is' if found.untold == 1 else 'rules are'} about other hosts"
         )
-    if found.change:
-        lines.append("  to change it:")
-        lines += [f"    {line}" for line in found.change.splitlines()]
+    return [*lines, *_changes(found.changes)]
+
+
+def _changes(changes: tuple[Change, ...]) -> list[str]:
+    if len(changes) < 2:
+        told = [f"    {line}" for change in changes for line in change.text.splitlines()]
+        return ["  to change it:", *told] if told else []
+    lines = ["  to change it, the narrowest first:"]
+    for number, change in enumerate(changes, 1):
+        lines.append(f"    {number}. {change.what}")
+        lines += [f"       {line}" for line in change.text.splitlines()]
     return lines
 
 

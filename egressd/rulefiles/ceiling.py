@@ -74,7 +74,7 @@ def check_ceiling(top: Top, written: Iterable[Written]) -> None:
     for one in written:
         if not isinstance(one.said, PermittingEntry):
             continue
-        found = next(filter(None, (_excess(top, entry) for entry in one.entries)), None)
+        found = next(filter(None, (excess(top, entry) for entry in one.entries)), None)
         if found is not None:
             what, key = found
             message = f"{what} is beyond the ceiling ({top.line(key)})"
@@ -108,7 +108,7 @@ def bound_limits(top: Top, limits: EntryLimits, reader: Reader) -> EntryLimits:
     return bound
 
 
-def _excess(top: Top, entry: EffectiveEntry) -> tuple[str, str] | None:
+def excess(top: Top, entry: EffectiveEntry) -> tuple[str, str] | None:
     """Return what goes beyond, and which key of the ceiling says so."""
     model = top.model
     if model.treatments is not None and entry.treatment not in model.treatments:

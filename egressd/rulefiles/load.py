@@ -58,6 +58,7 @@ class Rules:
     library: Library = field(default_factory=lambda: Library({}, frozenset(), {}))
     claims: tuple[Claims, ...] = ()
     groups: dict[str, CompiledPolicy] = field(default_factory=dict)
+    top: Top | None = None
 
     @property
     def credentials(self) -> CredentialsFile | None:
@@ -135,7 +136,17 @@ def load_source(
         return failed
     warnings = tuple(sorted(folder.findings.warnings))
     tests = sum(len(claims.tests) for claims in folder.claims)
-    return Rules(source, policies, warnings, tests, folder.known, folder.shared, tuple(folder.claims), groups)
+    return Rules(
+        source,
+        policies,
+        warnings,
+        tests,
+        folder.known,
+        folder.shared,
+        tuple(folder.claims),
+        groups,
+        folder.top,
+    )
 
 
 def load_services(directory: Path) -> Library | Problems:

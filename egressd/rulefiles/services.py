@@ -23,7 +23,7 @@ MOST_EXPANSIONS = 10_000
 
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _NAME = re.compile(r"[a-z][a-z_]*")
-# In paths `*` stands for a part of one segment; `**` would cross segments and is kept out by _spells.
+# In paths `*` stands for a part of one segment; `**` would cross segments and is kept out by spells.
 _SEGMENT = r"(?!\.{1,2}(/|$))[A-Za-z0-9._~*-]+"
 _TYPES = {
     "segment": re.compile(_SEGMENT),
@@ -141,7 +141,7 @@ def _check_parameter(
             document.path, place, Code.BAD_PARAMETER, f"{quoted(name)} is of type {parameter.type}", hint
         )
     for index, value in enumerate(parameter.values or ()):
-        if not _spells("enum", value):
+        if not spells("enum", value):
             at = document.place("parameters", name, "values", index)
             findings.add(
                 document.path, at, Code.BAD_PARAMETER, f"{quoted(value)}: letters, digits, `.`, `_`, `~`, `-`"
@@ -211,11 +211,12 @@ def _parameter(placeholder: str, parameters: Mapping[str, object]) -> str | None
 
 def _is_label(parameter: Parameter) -> bool:
     if parameter.type == "enum":
-        return all(_spells("host_label", value) for value in parameter.values or ())
+        return all(spells("host_label", value) for value in parameter.values or ())
     return parameter.type == "host_label"
 
 
-def _spells(kind: str, value: str) -> bool:
+def spells(kind: str, value: str) -> bool:
+    """Return whether a value is one of the type of parameter `kind`."""
     return _TYPES[kind].fullmatch(value) is not None and "**" not in value and len(value) <= 253
 
 
@@ -245,7 +246,7 @@ def _values_hold(
             held = (
                 value in (parameter.values or ())
                 if parameter.type == "enum"
-                else _spells(parameter.type, value)
+                else spells(parameter.type, value)
             )
             if not held:
                 choices = ", ".join(parameter.values or ()) or _EXPECTED[parameter.type]

@@ -136,3 +136,80 @@ def test_a_verb_loads_nothing_of_the_others() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+ATTEMPT = "01a3185c51a41122334455667788"
+RECORD = {
+    "time": "2026-12-01T12:00:00.000000Z",
+    "event": "decision",
+    "sandbox": "sbx-1",
+    "attempt_id": ATTEMPT,
+    "layer": "request",
+    "verdict": "allow",
+    "reason": "rule",
+    "rule": "github-clone",
+    "place": "profiles/coding-agent.yaml:13",
+    "profile": "coding-agent",
+    "policy": "0000000000000000",
+    "host": "github.com",
+    "port": 443,
+    "scheme": "https",
+    "method": "GET",
+    "path": "/acme/widgets/info/refs",
+    "query": "service=<15>",
+}
+
+
+def journal(tmp_path: Path, **changes: object) -> Path:
+    path = tmp_path / "journal.jsonl"
+    other = RECORD | {"attempt_id": "0" * 28}
+    path.write_text("".join(json.dumps(record) + "\n" for record in (other, RECORD | changes)))
+    return path
+
+
+def test_an_attempt_is_explained_by_its_record_and_by_the_rules(tmp_path: Path) -> None:
+    status, out, _ = run("explain", ATTEMPT, "--journal", journal(tmp_path), "--rules", RULES)
+    assert status == 0
+    lines = out.splitlines()
+    assert lines[0] == "recorded: allow: GET https://github.com/acme/widgets/info/refs?service=<15>"
+    assert "sandbox sbx-1, profile coding-agent" in lines[1]
+    assert "  note:   the rules have changed since; below is what they say now" in lines
+    assert (
+        "allow (inspect): GET https://github.com/acme/widgets/info/refs?service=<15> under coding-agent"
+        in lines
+    )
+    assert next(line for line in lines if line.startswith("  rule:   github-clone (") and "rules" in line)
+
+
+def test_the_same_as_json_has_the_record_whole(tmp_path: Path) -> None:
+    _, out, _ = run("explain", ATTEMPT, "--journal", journal(tmp_path), "--rules", RULES, "--json")
+    told = json.loads(out)
+    assert told["recorded"] == {"record": RECORD, "same_rules": False}
+    assert told["rule"] == "github-clone"
+
+
+def test_an_attempt_that_no_rule_decided_has_its_record_told(tmp_path: Path) -> None:
+    path = journal(tmp_path, verdict="deny", reason="bad_framing", rule=None)
+    status, out, _ = run("explain", ATTEMPT, "--journal", path, "--rules", RULES)
+    assert status == 1
+    assert "reason: bad_framing (the length of the message is ambiguous)" in out
+    assert "no rule decided this" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["f" * 28], "no decision on ffff"),
+        (["GET https://a.example.com/"], "is no attempt id"),
+    ],
+)
+def test_what_is_not_in_the_journal_is_bad_input(tmp_path: Path, words: list[str], says: str) -> None:
+    status, out, err = run("explain", *words, "--journal", journal(tmp_path), "--rules", RULES)
+    assert (status, out) == (2, "")
+    assert says in err
+
+
+def test_a_record_cannot_write_on_a_terminal(tmp_path: Path) -> None:
+    path = journal(tmp_path, sandbox="\x1b[2J", path="/\x1b[2J", reason="\x1b[2J")
+    _, out, _ = run("explain", ATTEMPT, "--journal", path, "--rules", RULES)
+    assert "\x1b" not in out
