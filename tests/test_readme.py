@@ -34,6 +34,7 @@ PAGES = [
     "docs/limits.md",
     "docs/lints.md",
     "docs/rules.md",
+    "docs/serve.md",
     "docs/verify.md",
     "docs/wirings.md",
     "rules/README.md",

@@ -35,7 +35,7 @@ from egressd.control.lives import Life
 from egressd.control.roster import Full, Roster, Wanted
 from egressd.control.sandboxes import SandboxListener
 from egressd.control.supervisor import WorkerFailed
-from egressd.control.surroundings import BadInput
+from egressd.control.surroundings import BadInput, check_labels
 from egressd.control.trust import Trust
 from egressd.control.voice import say
 from egressd.control.wirings import NotWired, Plain
@@ -159,6 +159,7 @@ class _Visit:
             enter, _ = await self._next(Enter, ENTER_SECONDS)
             if enter.version != VERSION:
                 raise BadInput("this daemon is of another version\nhint: restart it, or use --standalone")
+            check_labels(enter.labels)
             life = roster.enter(Wanted(enter.profile, "namespace", enter.labels, enter.traceparent))
             self._owner.waiting -= 1
             waiting = False

@@ -11,6 +11,7 @@ from pathlib import Path
 from egressd.control.config import Config
 from egressd.control.keyring import Exposed, Keyring
 from egressd.control.trust import Trust, java_store_paths, system_bundle_paths, trust_environment
+from egressd.journal.admission import LABEL_COUNT, LABEL_KEY_LIMIT, LABEL_VALUE_LIMIT
 from egressd.wiring.launch import covering, writable
 from egressd.wiring.spec import Bind, SandboxSpec
 
@@ -46,6 +47,22 @@ class Request:
     ready_timeout: float = 10.0
     uid: int | None = None
     workspace: Path = field(default_factory=Path.cwd)
+
+    def __post_init__(self) -> None:
+        """Raise BadInput for labels that no record takes."""
+        check_labels(self.labels)
+
+
+def check_labels(labels: Mapping[str, str]) -> None:
+    """Raise BadInput for labels that no record takes: every record of the sandbox would be refused."""
+    if len(labels) > LABEL_COUNT:
+        raise BadInput(f"{len(labels)} labels: there can be {LABEL_COUNT}")
+    for name, value in labels.items():
+        if not 0 < len(name) <= LABEL_KEY_LIMIT or len(value) > LABEL_VALUE_LIMIT:
+            raise BadInput(
+                f"label {name[:LABEL_KEY_LIMIT]!r}: a name has 1 to {LABEL_KEY_LIMIT} characters, "
+                f"a value at most {LABEL_VALUE_LIMIT}"
+            )
 
 
 def spec_of(

@@ -339,7 +339,7 @@ _DOCS = Path(__file__).parents[2] / "docs"
 _BLOCK = re.compile(r"^```yaml\n# egressd\.yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["dns.md", "wirings.md"])
+@pytest.mark.parametrize("page", ["dns.md", "serve.md", "wirings.md"])
 def test_what_the_pages_show_loads(file: Path, page: str) -> None:
     shown = _BLOCK.findall((_DOCS / page).read_text(encoding="utf-8"))
     assert shown
