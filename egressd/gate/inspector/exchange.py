@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import Final
 
 from egressd.credentials.attach import Body
 from egressd.credentials.lease import Lease
@@ -25,6 +26,9 @@ from egressd.policy.decide import decide
 from egressd.policy.effective import EffectiveEntry
 from egressd.policy.names import format_host, hide_userinfo
 from egressd.policy.reasons import Reason
+
+EARLY: Final = "answered before the end of the request"
+"""What the record says of an exchange whose client has its whole answer, though it had not sent all."""
 
 _KEY_LIMIT = 64
 

@@ -10,7 +10,7 @@ from unittest import mock
 
 from egressd.gate.connection import Connection, Destination, Services
 from egressd.gate.dns.synthetic import SyntheticNames
-from egressd.gate.inspector import engine as engine_module
+from egressd.gate.inspector import uplink
 from egressd.gate.inspector.engine import Engine
 from egressd.gate.inspector.exchange import Exchange
 from egressd.gate.inspector.upstream import Opened, OpenFailed
@@ -126,7 +126,7 @@ class Scene:
         self.upstreams: list[FakeStream] = []
         opened = self._opened(early, port) if isinstance(early, FakeStream) else early
         self.engine = Engine(connection, cast(ByteStream, self.client), opened)
-        self._patch = mock.patch.object(engine_module, "open_upstream", self._open)
+        self._patch = mock.patch.object(uplink, "open_upstream", self._open)
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Scene:

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from egressd.gate.inspector import engine
+from egressd.gate.inspector import engine, uplink
 from egressd.gate.inspector.upstream import OpenFailed
 from egressd.policy.reasons import Reason
 from tests.gate.inspector.lab import HOST, entry, run, wait_until
@@ -50,7 +50,7 @@ def test_one_at_an_address_that_the_requests_rule_does_not_permit_is_not_used() 
         early = FakeStream()
         async with Scene(confined, tls=True, early=early) as scene:
             with mock.patch.object(
-                engine, "open_upstream", return_value=OpenFailed(Reason.ADDRESS_OUTSIDE_RULE, "")
+                uplink, "open_upstream", return_value=OpenFailed(Reason.ADDRESS_OUTSIDE_RULE, "")
             ):
                 assert (await scene.says(GET)).startswith(b"HTTP/1.1 403 ")
             assert early.written == b""

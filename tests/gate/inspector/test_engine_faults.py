@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from mitmproxy import http
 
-from egressd.gate.inspector import addon, engine, layers
+from egressd.gate.inspector import addon, engine, layers, turn, uplink
 from egressd.gate.inspector.addon import PolicyAddon
 from egressd.gate.inspector.exchange import Exchange
 from egressd.gate.inspector.http1 import origin_side, sandbox_side
@@ -44,7 +44,7 @@ BEFORE_THE_REQUEST: dict[str, tuple[object, str, Callable[..., Any]]] = {
     "the rewriting of fields": (addon, "onward_request", fail),
     "the hook after the body": (PolicyAddon, "request", fail),
     "the choice of an upstream": (layers.InspectorLayer, "get_connection", fail),
-    "the dial": (engine, "open_upstream", fail),
+    "the dial": (uplink, "open_upstream", fail),
     "the writing of the head": (origin_side, "request_head_of", fail),
     "the parser of heads": (sandbox_side, "parse_request_head", fail),
 }
@@ -216,7 +216,7 @@ def test_a_fault_while_the_fault_is_explained_ends_everything(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(PolicyAddon, "_judge", fail)
-    monkeypatch.setattr(engine.Engine, "_failed", fail)
+    monkeypatch.setattr(turn.Turn, "fail", fail)
 
     async def test() -> None:
         origin = PathOrigin()

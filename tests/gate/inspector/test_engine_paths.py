@@ -526,8 +526,8 @@ def test_a_reused_upstream_must_be_permitted_for_each_request() -> None:
             assert (await client.ask("GET /n")).body == b"1"
             lab.dialer.address = IPv4Address("10.1.1.1")  # what the name leads to by now
             engine = lab.engines[0]
-            assert engine._server is not None
-            engine._server.peername = ("10.1.1.1", 80)
+            assert engine._uplink.server is not None
+            engine._uplink.server.peername = ("10.1.1.1", 80)
             answer = await client.ask("GET /n")
             assert answer.headers["x-egressd-reason"] == "special_address"
             await client.over()

@@ -10,7 +10,6 @@ HTTP/1. When the upstream goes, so does the connection, after the streams that i
 from __future__ import annotations
 
 import asyncio
-import enum
 import sys
 import traceback
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from egressd.gate.inspector.http2.link import Link, Terms
 from egressd.gate.inspector.http2.requests import Requests
 from egressd.gate.inspector.http2.responses import RESPONSE_HEAD_BYTES, Responses
 from egressd.gate.inspector.layers import client_of, context_of
+from egressd.gate.inspector.life import Life
 from egressd.gate.inspector.pace import Pace
 from egressd.gate.inspector.upstream import Opened, OpenFailed, reason_of
 from egressd.gate.tls.stream import ByteStream
@@ -47,13 +47,6 @@ LOOK: Final = 1.0
 """Seconds between two looks at what is overdue, at most."""
 
 
-class _Phase(enum.Enum):
-    OPEN = enum.auto()
-    LEAVING = enum.auto()
-    """The last word is on its way to the client."""
-    OVER = enum.auto()
-
-
 class Http2Engine:
     """One connection of a sandbox under inspection; owner of its stream and of its upstream's."""
 
@@ -63,7 +56,7 @@ class Http2Engine:
         """`opened` is the upstream that agreed to HTTP/2, or why there is none; None where no request can be admitted."""
         self.connection = connection
         self._loop = asyncio.get_running_loop()
-        self._over: asyncio.Future[None] = self._loop.create_future()
+        self._life = Life()
         self._conduit = Conduit(stream, self, Pace(lambda: None))
         self._opened = opened
         self._client = Link(
@@ -76,7 +69,6 @@ class Http2Engine:
         ends = client, context_of(connection, client).server
         self._requests = requests = Requests(addon, ends, self._lanes, self._client, self)
         self._responses = responses = Responses(addon, self._lanes, self._client)
-        self._phase = _Phase.OPEN
         self._draining = False
         self._begun = False  # there has been a lane
         self._quiet: float | None = self._loop.time()  # since when there has been no lane
@@ -101,25 +93,18 @@ class Http2Engine:
 
     async def run(self) -> None:
         """Carry the connection to its end. Cancelling it cuts the connection."""
-        live = self.connection.sandbox.live
-        live.add(self)
-        try:
-            self._conduit.open()  # which tells nothing before this returns to the loop
-            self._watch()
-            self.flush(up=False)
-            if self.connection.sandbox.retiring:
-                self.retire()
-            await self._over
-        except asyncio.CancelledError:
-            self.cut(Reason.SHUTDOWN)
-            raise
-        finally:
-            self.cut(Reason.INTERNAL_ERROR)
-            live.discard(self)
+        await self._life.lead(self, self.connection.sandbox, self._begin)
+
+    def _begin(self) -> None:
+        self._conduit.open()  # which tells nothing before this returns to the loop
+        self._watch()
+        self.flush(up=False)
+        if self.connection.sandbox.retiring:
+            self.retire()
 
     def cut(self, reason: Reason) -> None:
         """End both sides at once; every open exchange gets its `end` record with `reason`. Nothing is done twice."""
-        if self._phase is _Phase.OVER:
+        if self._life.is_over():
             return
         self._lanes.cut(reason)
         self._conduit.abort()
@@ -127,13 +112,13 @@ class Http2Engine:
 
     def retire(self) -> None:
         """Take no more streams, and leave once those that are open have ended."""
-        if self._is_open():
+        if self._life.is_open():
             self._guard(self._drain)
             self._guard(self._settle)
 
     def rejudge(self, now: float) -> None:
         """End the exchanges that the rules no longer allow; the others and the connection live on."""
-        if self._is_open():
+        if self._life.is_open():
             self._guard(lambda: self._lanes.rejudge(now))
             self._guard(self._settle)
 
@@ -149,7 +134,7 @@ class Http2Engine:
 
     def on_data(self, stream: ByteStream, data: bytes) -> None:
         """Read what arrived, and send on what that sets going."""
-        if not self._is_open():
+        if not self._life.is_open():
             return
         if stream is self._conduit.client:
             self._guard(lambda: self._read(self._client, data, self._from_client))
@@ -164,12 +149,12 @@ class Http2Engine:
             step = steps.get(type(event))
             if step is not None:
                 step(event)
-            if not self._is_open():
+            if not self._life.is_open():
                 break
 
     def on_eof(self, stream: ByteStream) -> None:
         """A client that ends its side has gone: HTTP/2 needs both directions to the end of a stream."""
-        if not self._is_open():
+        if not self._life.is_open():
             return
         if stream is self._conduit.client:
             self._lanes.cut(Reason.CLIENT_CLOSED)
@@ -184,7 +169,7 @@ class Http2Engine:
             self._lanes.cut(Reason.CLIENT_CLOSED)
             self._conduit.drop_upstream()
             self._finish()
-        elif self._is_open() and self._conduit.is_upstream(stream):
+        elif self._life.is_open() and self._conduit.is_upstream(stream):
             self._guard(lambda: self._lose_upstream(reason_of(exc), "lost"))
             self._guard(self._settle)
 
@@ -193,7 +178,7 @@ class Http2Engine:
 
     def on_resume(self, _: ByteStream) -> None:
         """Go on sending."""
-        if self._is_open():
+        if self._life.is_open():
             self._guard(self._settle)
 
     # where bytes go (traffic.Socket) and come from (lanes.Way)
@@ -212,7 +197,7 @@ class Http2Engine:
 
     def moved(self) -> None:
         """Something waits to be sent, or a limit may have room again."""
-        if self._is_open():
+        if self._life.is_open():
             self._guard(self._settle)
 
     def held_in_sandbox(self) -> int:
@@ -287,7 +272,7 @@ class Http2Engine:
 
     def _settle(self) -> None:
         """After whatever happened: send what can be sent, and see whether the connection goes on."""
-        if not self._is_open():
+        if not self._life.is_open():
             return
         self._begun = self._begun or self._draining or len(self._lanes) > 0
         self._lanes.traffic.pump()
@@ -305,9 +290,6 @@ class Http2Engine:
 
     # deadlines, and the end
 
-    def _is_open(self) -> bool:
-        return self._phase is _Phase.OPEN
-
     def _watch(self) -> None:
         settings = self.connection.services.settings
         pause = min(LOOK, settings.head_timeout / 4, settings.idle_timeout / 4)
@@ -316,7 +298,7 @@ class Http2Engine:
     def _look(self) -> None:
         """See what is overdue: one timer, whatever it waits for."""
         now, settings = self._loop.time(), self.connection.services.settings
-        if self._phase is _Phase.LEAVING:
+        if not self._life.is_open():
             self._go_on_leaving(now, settings.idle_timeout)
         elif self._head is not None and now - self._head >= settings.head_timeout:
             self._client.go_away(Code.ENHANCE_YOUR_CALM)
@@ -328,14 +310,13 @@ class Http2Engine:
         else:
             self._lanes.overdue(settings.head_timeout, settings.idle_timeout)
             self._settle()
-        if self._phase is not _Phase.OVER:
+        if not self._life.is_over():
             self._watch()
 
     def _leave(self) -> None:
         """Let the client have what was written for it, then close. Nothing more is judged or sent upstream."""
-        if not self._is_open():
+        if not self._life.leave():
             return
-        self._phase = _Phase.LEAVING
         self._lanes.cut(Reason.INTERNAL_ERROR)  # there are none left, or they were told why
         self._client.go_away()
         self.flush(up=False)
@@ -354,12 +335,10 @@ class Http2Engine:
             self._finish()
 
     def _finish(self) -> None:
-        self._phase = _Phase.OVER
+        self._life.finish()
         self._lanes.traffic.stop()
         self._stop_watching()
         self._release()
-        if not self._over.done():
-            self._over.set_result(None)
 
     def _release(self) -> None:
         """Let go of an upstream that was never used."""

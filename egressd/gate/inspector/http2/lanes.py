@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from egressd.gate.connection import Connection
 from egressd.gate.inspector import grpc
-from egressd.gate.inspector.exchange import Exchange
+from egressd.gate.inspector.exchange import EARLY, Exchange
 from egressd.gate.inspector.http2 import heads
 from egressd.gate.inspector.http2.frames import Code
 from egressd.gate.inspector.http2.lane import Lane, Section
@@ -105,7 +105,7 @@ class Lanes:
         if up:
             return
         whole = lane.heard_end and not lane.up.busy
-        detail = None if whole else "answered before the end of the request"
+        detail = None if whole else EARLY
         lane.exchange.end(
             Reason.COMPLETED, "request trailers dropped" if whole and lane.trailers_dropped else detail
         )
