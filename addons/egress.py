@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
@@ -25,46 +24,35 @@ from mitmproxy.addonmanager import Loader
 from mitmproxy.connection import Client
 from mitmproxy.flow import Flow
 from mitmproxy.http import HTTPFlow, Response
-from mitmproxy.proxy import layers, mode_specs
-from mitmproxy.proxy.layer import Layer, NextLayer
-from mitmproxy.proxy.layers import modes
-from mitmproxy.proxy.layers.http import HTTPMode
+from mitmproxy.proxy.layer import NextLayer
 from mitmproxy.proxy.server_hooks import ServerConnectionHookData
 
 from egressd.gate.connection import Services
 from egressd.gate.denials import Remembering
-from egressd.gate.dialer import OwnAddresses
 from egressd.gate.dns.synthetic import SyntheticNames
-from egressd.gate.dns.upstream import ResolveFailed, Resolver
-from egressd.gate.door.arrival import Http, Recogniser, Tls
-from egressd.gate.inspector.addon import PolicyAddon, as_response, exchange_of
+from egressd.gate.dns.upstream import Resolver
+from egressd.gate.inspector.addon import EXCHANGE, HOOK_TIMEOUT, PolicyAddon, as_response, exchange_of
 from egressd.gate.inspector.exchange import Exchange
 from egressd.gate.inspector.head import BadHead, parse_request_head
 from egressd.gate.inspector.messages import request_head_of
-from egressd.gate.inspector.stock import (
-    ALERT_ACCESS_DENIED,
-    ALERT_UNRECOGNIZED_NAME,
-    EXCHANGE,
-    SET,
-    Refuse,
-    alert,
+from egressd.gate.inspector.stock.addresses import Addresses
+from egressd.gate.inspector.stock.flows import (
     authority_of,
     bare_response,
     counted,
-    end_process,
     has_long_body,
     held_exchange,
-    socks_target,
-    unguarded,
 )
-from egressd.gate.inspector.visitor import Visitor
+from egressd.gate.inspector.stock.opening import Refuse, layer_for
+from egressd.gate.inspector.stock.options import SET, end_process, unguarded
+from egressd.gate.inspector.stock.visitor import Visitor
 from egressd.gate.limits import Budget
 from egressd.gate.recorder import AuditUnavailable
 from egressd.gate.sandbox import Sandbox
 from egressd.gate.settings import Settings
 from egressd.journal.record import Record, clip, to_line
 from egressd.journal.writer import BadRecord, Journal, JournalUnavailable
-from egressd.policy.attempt import Address, Decision, Name
+from egressd.policy.attempt import Address, Decision
 from egressd.policy.compile import CompiledPolicy, compile_policy
 from egressd.policy.effective import EffectivePolicy
 from egressd.policy.names import BadHost, parse_authority
@@ -78,9 +66,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("egressd")
 
-HOOK_TIMEOUT: Final = 30.0
 _NOBODY: Final = compile_policy(EffectivePolicy(profile="none"))
-_MISMATCHES: Final = frozenset({Reason.SNI_MISMATCH, Reason.BAD_HOST, Reason.NON_ASCII_HOST})
 
 
 class Book:
@@ -121,8 +107,7 @@ class Egress:
         self._sandbox = Sandbox("mitmproxy", _NOBODY, SyntheticNames(1), Budget(settings))
         recorder = Remembering(self._book, self._sandbox.denials)
         self._services = Services(settings, recorder, cast("Dialer", None), cast("Leaves", None))
-        self._resolver: Resolver | None = None
-        self._own: Callable[[Address], bool] = OwnAddresses()
+        self._addresses = Addresses()
         self._visitors: dict[str, Visitor] = {}
 
     # options
@@ -154,7 +139,9 @@ class Egress:
             raise exceptions.OptionsError(f"egressd does not run with {problem}")
         if "egress_dns" in updated:
             try:
-                self._resolver = Resolver(ctx.options.egress_dns, self._services.settings.dns_timeout)
+                self._addresses.resolver = Resolver(
+                    ctx.options.egress_dns, self._services.settings.dns_timeout
+                )
             except (ValueError, OSError) as error:
                 raise exceptions.OptionsError(f"egress_dns: {error}") from None
         if "egress_journal" in updated:
@@ -253,53 +240,13 @@ class Egress:
     def next_layer(self, nextlayer: NextLayer) -> None:
         """Say what is spoken on a connection: plain proxy requests, TLS or HTTP in a tunnel, and nothing else."""
         try:
-            chosen = self._next_layer(nextlayer)
+            chosen = layer_for(self._visitors[nextlayer.context.client.id], nextlayer)
         except Exception:  # law 1: refused
             logger.exception("egressd: next_layer")
             chosen = Refuse(nextlayer.context)  # not made before: a layer enters its name in the context
         if chosen is None:
             raise exceptions.AddonHalt  # and nobody else decides it from half a hello
         nextlayer.layer = chosen
-
-    def _next_layer(self, nextlayer: NextLayer) -> Layer | None:
-        context = nextlayer.context
-        visitor = self._visitors[context.client.id]
-        if not visitor.tunnel and isinstance(context.client.proxy_mode, mode_specs.RegularMode):
-            if len(context.layers) != 1 or not isinstance(context.layers[0], modes.HttpProxy):
-                return Refuse(context)
-            if nextlayer.data_client()[:1] == b"\x16":
-                visitor.decide(Decision("deny", Reason.UNKNOWN_PROTOCOL), "TLS to the proxy itself")
-                return Refuse(context, alert(ALERT_ACCESS_DENIED))
-            return layers.HttpLayer(context, HTTPMode.regular)
-        if context.client.tls_established:
-            return layers.HttpLayer(context, HTTPMode.transparent)
-        if not visitor.tunnel:
-            authority = socks_target(context.server.address)
-            if isinstance(authority, BadHost):
-                visitor.decide(Decision("deny", authority.reason), clip(authority.detail))
-                return Refuse(context)
-            visitor.lead_to(authority)
-        return self._arrived(visitor, nextlayer)
-
-    def _arrived(self, visitor: Visitor, nextlayer: NextLayer) -> Layer | None:
-        """Judge the first bytes of a tunnel. A denied destination is told so inside: every request gets that page."""
-        context = nextlayer.context
-        arrival = Recogniser().read(nextlayer.data_client())
-        if arrival is None:
-            return None
-        if isinstance(arrival, Http):
-            visitor.decide(visitor.judge("http"))
-            return layers.HttpLayer(context, HTTPMode.transparent)
-        if not isinstance(arrival, Tls):
-            visitor.decide(Decision("deny", arrival.reason), arrival.detail)
-            return Refuse(context)
-        decision = visitor.judge_hello(arrival)
-        visitor.decide(decision, "ech" if arrival.hello.ech else None)
-        if decision.reason in _MISMATCHES:
-            return Refuse(context, alert(ALERT_UNRECOGNIZED_NAME))
-        outer = layers.ServerTLSLayer(context)
-        outer.child_layer = layers.ClientTLSLayer(context)
-        return outer
 
     # requests
 
@@ -348,7 +295,7 @@ class Egress:
         assert exchange.bound is not None
         address: Address | Reason = Reason.UPGRADE_NOT_ALLOWED  # a WebSocket's messages would pass unseen
         if exchange.offer is None:
-            address = await self._address(exchange, exchange.bound.host)
+            address = await self._addresses.of(exchange)
         if isinstance(address, Reason):
             flow.request.stream = False
             flow.response = as_response(exchange.refuse(address))
@@ -356,24 +303,6 @@ class Egress:
         exchange.upstream = address
         visitor.pin = (flow.request.host, flow.request.port), address
         flow.request.stream = counted(exchange, "up")
-
-    async def _address(self, exchange: Exchange, host: Name | Address) -> Address | Reason:
-        """Resolve once, and return the first address that the rule permits; law 4."""
-        found: tuple[Address, ...] | ResolveFailed = () if isinstance(host, tuple) else (host,)
-        if isinstance(host, tuple):
-            assert self._resolver is not None
-            found = await self._resolver.resolve(host)
-        if isinstance(found, ResolveFailed):
-            return found.reason
-        refused: Reason | None = None
-        for address in sorted(found, key=lambda each: each.version):
-            reason = exchange.permits(address)
-            if reason is None and self._own(address):
-                reason = Reason.FLOOR_OWN_ADDRESS
-            if reason is None:
-                return address
-            refused = refused or reason
-        return refused or Reason.UPSTREAM_DNS
 
     def server_connect(self, data: ServerConnectionHookData) -> None:
         """Let one dial pass for each admitted request, to its pinned address."""
@@ -425,8 +354,7 @@ class Egress:
         if exchange is None:
             return
         if exchange.refusal is not None:  # what was refused ends by that, however it was told
-            judged = exchange.decided and exchange.refusal.reason is exchange.decision.reason
-            reason = Reason.COMPLETED if judged else exchange.refusal.reason
+            reason = exchange.ending
         exchange.end(reason, clip(detail, 256) if detail else None)
 
     # what is never carried

@@ -40,7 +40,9 @@ COMMIT_TIMEOUT: Final = 10.0
 BODY: Final = "egressd.body"
 """Set in a flow's metadata where its frames, and not its fields, say whether the request has a body (HTTP/2)."""
 
-_EXCHANGE: Final = "egressd"
+EXCHANGE: Final = "egressd"
+"""Where a flow's metadata hold its exchange."""
+
 _TO_US_ALONE: Final = ("proxy-authorization", "proxy-connection")
 """Fields between a sandbox and its proxy, with its token in one: nobody else's to see, and never sent on."""
 _UPGRADE: Final = ((b"Connection", b"Upgrade"), (b"Upgrade", b"websocket"))
@@ -50,7 +52,7 @@ _HEADERS_ONLY_UPGRADES: Final = frozenset({"h2c"})
 
 def exchange_of(flow: http.HTTPFlow) -> Exchange:
     """Return the account of a flow that `requestheaders` has seen; KeyError for any other."""
-    return cast(Exchange, flow.metadata[_EXCHANGE])
+    return cast(Exchange, flow.metadata[EXCHANGE])
 
 
 class PolicyAddon:
@@ -65,7 +67,7 @@ class PolicyAddon:
     def requestheaders(self, flow: http.HTTPFlow) -> Coroutine[Any, Any, None] | None:
         """Judge a request before any of it is sent; the coroutine of an allowed one admits it once that is written down."""
         exchange = Exchange(self.connection)
-        flow.metadata[_EXCHANGE] = exchange
+        flow.metadata[EXCHANGE] = exchange
         flow.request.stream = False
         flow.response = as_response(exchange.refuse(Reason.INTERNAL_ERROR))
         exchange.method = flow.request.method
