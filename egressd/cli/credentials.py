@@ -44,6 +44,7 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a credential on stdout.")] = False,
 ) -> None:
     """Try the sources side by side and print a line for each: 0 all gave one, 1 one did not, 2 bad input."""
+    from egressd.cli.options import label_of
     from egressd.control.secrecy import close_process
 
     close_process()
@@ -53,7 +54,10 @@ def check(
     if unknown:
         known = ", ".join(file.credentials)
         raise _bad(f"there is no credential {', '.join(unknown)}\nhint: credentials here: {known}")
-    labels = dict(_label(text) for text in label or ())
+    try:
+        labels = dict(label_of(text) for text in label or ())
+    except ValueError as error:
+        raise _bad(str(error)) from None
     tried = asyncio.run(_try(file, list(wanted), labels, ca_bundle))
     for one in tried:
         print(json.dumps(_as_json(one), ensure_ascii=True) if as_json else _line(one, tried))
@@ -122,13 +126,6 @@ def _as_json(one: Tried) -> dict[str, object]:
         "expires": _moment(one.expires) if one.expires is not None else None,
         "trouble": one.trouble,
     }
-
-
-def _label(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise _bad(f"--label {text!r}: k=v is wanted")
-    return name, value
 
 
 def _bad(text: str) -> typer.Exit:

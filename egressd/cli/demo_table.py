@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Self
+from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from egressd.cli.live_table import LiveTable
 
 _PLAIN_WIDTH = 150
 """Columns where there is no terminal to ask."""
@@ -21,36 +22,17 @@ _BRIEF = 40
 """Letters that are shown of what a success brought: that it succeeded is the point."""
 
 
-class DemoTable:
+class DemoTable(LiveTable):
     """Prints each row when it is added, and keeps one line below it for what is going on; `silent` prints nothing."""
 
     def __init__(self, *, silent: bool = False) -> None:
-        self._out = Console(highlight=False, quiet=silent)
-        if not self._out.is_terminal and "COLUMNS" not in os.environ:
-            self._out = Console(highlight=False, quiet=silent, width=_PLAIN_WIDTH)
-        self._status = self._out.status("")
-        self._headed = False
-
-    def __enter__(self) -> Self:
-        if self._out.is_terminal:
-            self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._status.stop()
-
-    def say(self, doing: str) -> None:
-        """Show what is going on."""
-        self._status.update(Text(doing, style="dim"))
+        super().__init__(_HEADER, _PLAIN_WIDTH, silent=silent)
 
     def add(self, row: dict[str, Any]) -> None:
         """Print one move and what came of it."""
-        if not self._headed:
-            self._headed = True
-            self._print_cells(*(Text(word, style="bold") for word in _HEADER))
         word, colour = _WORDS[row["verdict"]] if not row["surprises"] else ("SURPRISE", "bold yellow")
         without = row["without"]
-        self._print_cells(
+        self.print_row(
             Text(word, style=colour),
             Text(row["tried"]),
             Text(_brief(row["saw"]) if row["verdict"] == "allow" else row["saw"]),
@@ -106,7 +88,7 @@ class DemoTable:
         ]:
             self._out.print(Text(line), soft_wrap=True)
 
-    def _print_cells(self, *cells: Text) -> None:
+    def _print(self, *cells: Text) -> None:
         table = Table.grid(padding=(0, 2, 0, 0))
         room = self._out.width - 2 * len(cells) - _FIRST
         table.add_column(width=_FIRST)

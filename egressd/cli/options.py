@@ -1,4 +1,4 @@
-"""What flags mean: the configuration in force for this call, and durations as people write them."""
+"""What flags mean: the configuration in force for this call, labels, and durations as people write them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,18 @@ def given_config(
     return load_config(flags, os.environ, file=GIVEN.config)
 
 
-def seconds(text: str) -> float:
-    """Return the seconds that `10s`, `500ms`, `2m`, `1h` or a bare number stand for; raises ValueError."""
+def label_of(text: str) -> tuple[str, str]:
+    """Return key and value of a `--label`; raises ValueError."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise ValueError(f"--label {text!r}: k=v is wanted")
+    return name, value
+
+
+def seconds(text: str, flag: str = "") -> float:
+    """Return the seconds that `10s`, `500ms`, `2m`, `1h` or a bare number stand for; raises ValueError, naming the `flag`."""
     match = _DURATION.match(text)
     value = float(match[1]) * _SECONDS[match[2]] if match else 0.0
     if value <= 0:
-        raise ValueError(f"{text!r} is no duration such as 10s, 500ms or 2m")
+        raise ValueError(f"{flag} {text!r} is no duration such as 10s, 500ms or 2m".lstrip())
     return value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import sys
 import traceback
 from pathlib import Path
@@ -69,6 +68,7 @@ def run(
         GIVEN.first or WorkerProcess()
     )  # before the rest of control is loaded: it has as much to load as we
     GIVEN.first = None
+    from egressd.cli.options import label_of, seconds
     from egressd.control.config import load_config
     from egressd.control.surroundings import Request
 
@@ -84,12 +84,12 @@ def run(
         request = Request(
             command=tuple(command),
             profile=profile,
-            labels=dict(_pair(text) for text in label or ()),
+            labels=dict(label_of(text) for text in label or ()),
             traceparent=traceparent,
             env=tuple(env or ()),
             binds=tuple(bind or ()),
             sockets=tuple(socket or ()),
-            ready_timeout=_seconds(ready_timeout),
+            ready_timeout=seconds(ready_timeout, "--ready-timeout"),
             uid=uid,
         )
         daemon = None if standalone else _daemon(config.attach_socket)
@@ -135,18 +135,3 @@ def _complain(error: Exception) -> int:
     if hint and hint not in str(error):
         print(f"hint: {hint}", file=sys.stderr)
     return _OWN_FAILURE
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise ValueError(f"--label {text!r}: k=v is wanted")
-    return name, value
-
-
-def _seconds(text: str) -> float:
-    """Return the seconds of `10s`, `500ms`, `2m` or a bare number."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m)?", text)
-    if match is None or not float(match.group(1)):
-        raise ValueError(f"--ready-timeout {text!r}: a duration such as 10s is wanted")
-    return float(match.group(1)) * {"ms": 0.001, "s": 1.0, "m": 60.0, None: 1.0}[match.group(2)]

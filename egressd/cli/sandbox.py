@@ -51,10 +51,10 @@ def create(
 ) -> None:
     """Make a sandbox."""
     from egressd.cli import client
-    from egressd.cli.options import seconds
+    from egressd.cli.options import label_of, seconds
 
     try:
-        labels = dict(_pair(text) for text in label or ())
+        labels = dict(label_of(text) for text in label or ())
         lives = max(1, round(seconds(ttl))) if ttl is not None else None
     except ValueError as error:
         client.fail(str(error), client.BAD_INPUT)
@@ -110,10 +110,3 @@ def _known(sandbox: str) -> str:
     if not _ID.match(sandbox):
         client.fail(f"{sandbox!r} is no id of a sandbox", client.BAD_INPUT)
     return sandbox
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise ValueError(f"--label {text!r}: k=v is wanted")
-    return name, value

@@ -2,59 +2,40 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from xml.etree import ElementTree
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from egressd.cli.live_table import LiveTable
 from egressd.verify.probe import HELD, OPEN, UNTRIED
 
 _PLAIN_WIDTH = 140
 """Columns where there is no terminal to ask."""
 _NAME = 24
 _VERDICT = 10
+_HEADER = ("", "PROBE", "FOUND")
 _COLOURS = {HELD: "green", OPEN: "bold red", UNTRIED: "yellow"}
 
 
-class VerifyTable:
+class VerifyTable(LiveTable):
     """Prints each row when it is added, and keeps one line below for what is going on; `silent` prints nothing."""
 
     def __init__(self, *, silent: bool = False) -> None:
-        self._out = Console(highlight=False, quiet=silent)
-        if not self._out.is_terminal and "COLUMNS" not in os.environ:
-            self._out = Console(highlight=False, quiet=silent, width=_PLAIN_WIDTH)
-        self._status = self._out.status("")
-        self._headed = False
-
-    def __enter__(self) -> Self:
-        if self._out.is_terminal:
-            self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._status.stop()
-
-    def say(self, doing: str) -> None:
-        """Show what is going on."""
-        self._status.update(Text(doing, style="dim"))
+        super().__init__(_HEADER, _PLAIN_WIDTH, silent=silent)
 
     def add(self, row: dict[str, Any]) -> None:
         """Print one probe and what it found."""
-        if not self._headed:
-            self._headed = True
-            self._print(*(Text(word, style="bold") for word in ("", "PROBE", "FOUND")))
         colour = _COLOURS[row["verdict"]]
         detail = row["detail"] if row["verdict"] != UNTRIED else f"not tried: {row['detail']}"
         word = "" if row["verdict"] == UNTRIED else row["verdict"]
-        self._print(
+        self.print_row(
             Text(word, style=colour), Text(row["name"]), Text(detail, style="dim" if word != OPEN else colour)
         )
         if row["verdict"] == OPEN:
-            self._print(Text(""), Text(""), Text(f"why it matters: {row['why']}"))
+            self.print_row(Text(""), Text(""), Text(f"why it matters: {row['why']}"))
 
     def close_with(self, document: dict[str, Any]) -> None:
         """Print what left, and the last line."""

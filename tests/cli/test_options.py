@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from egressd.cli.given import Given
-from egressd.cli.options import given_config, seconds
+from egressd.cli.options import given_config, label_of, seconds
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,22 @@ def test_a_duration_is_read_as_people_write_it(text: str, value: float) -> None:
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no duration"):
         seconds(text)
+
+
+def test_a_duration_that_is_refused_is_told_by_its_flag() -> None:
+    with pytest.raises(ValueError, match=r"^--ttl 'soon' is no duration"):
+        seconds("soon", "--ttl")
+
+
+def test_a_label_is_a_key_and_all_behind_the_first_equals_sign() -> None:
+    assert label_of("task=a=b") == ("task", "a=b")
+    assert label_of("task=") == ("task", "")
+
+
+@pytest.mark.parametrize("text", ["", "task", "=value"])
+def test_what_is_no_label_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="k=v is wanted"):
+        label_of(text)
 
 
 def test_the_flags_of_this_call_are_on_top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

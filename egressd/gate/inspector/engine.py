@@ -30,6 +30,7 @@ from egressd.gate.inspector.http1.sandbox_side import SandboxSide
 from egressd.gate.inspector.intake import Intake
 from egressd.gate.inspector.layers import InspectorLayer, client_of, context_of
 from egressd.gate.inspector.life import Life
+from egressd.gate.inspector.messages import section
 from egressd.gate.inspector.pace import Pace
 from egressd.gate.inspector.pipe import PipeLayer, upgrade
 from egressd.gate.inspector.tasks import Tasks
@@ -245,8 +246,7 @@ class Engine:
         phrase, fields = interim.phrase, interim.fields
         if veil is not None:
             phrase, fields = veil.text(phrase), veil.fields(fields)
-        lines = b"".join(b"%s: %s\r\n" % field for field in fields)
-        self._conduit.to_client(b"HTTP/1.1 %d %s\r\n%s\r\n" % (interim.status, phrase, lines))
+        self._conduit.to_client(section(b"HTTP/1.1 %d %s" % (interim.status, phrase), fields))
 
     # hooks and the upstream
 

@@ -16,15 +16,16 @@ def is_chunked(message: http.Message) -> bool:
 
 def head_of(response: http.Response) -> bytes:
     """Write the head of a response. An addon may have changed it: what would break out of its line ends the exchange instead."""
-    return _written(b"HTTP/1.1 %d %s" % (response.status_code, response.data.reason), response.headers.fields)
+    return section(b"HTTP/1.1 %d %s" % (response.status_code, response.data.reason), response.headers.fields)
 
 
 def request_head_of(request: http.Request, target: bytes, fields: tuple[Field, ...]) -> bytes:
     """Write the head of a request with this target and these fields, as `head_of` does."""
-    return _written(b"%s %s %s" % (request.data.method, target, request.data.http_version), fields)
+    return section(b"%s %s %s" % (request.data.method, target, request.data.http_version), fields)
 
 
-def _written(line: bytes, fields: tuple[Field, ...]) -> bytes:
+def section(line: bytes, fields: tuple[Field, ...]) -> bytes:
+    """Write a line and the fields behind it, to the empty line; ValueError for what would break out of its own."""
     lines = [line, *(b"%s: %s" % field for field in fields)]
     if any(b"\r" in part or b"\n" in part or b"\0" in part for part in lines):
         raise ValueError("a line break inside a head")

@@ -16,6 +16,7 @@ from egressd.gate.inspector.exchange import Exchange
 from egressd.gate.inspector.fields import onward_response
 from egressd.gate.inspector.frameveil import FrameVeil
 from egressd.gate.inspector.head import ResponseHead
+from egressd.gate.inspector.messages import section
 from egressd.gate.inspector.outcomes import Ended, Failed
 from egressd.gate.inspector.veil import Veil
 from egressd.gate.inspector.websocket import FrameCheck, check_answer, close_frame, farewell_code
@@ -99,6 +100,5 @@ def upgrade(
             return "frames that are coded could hide a credential"
         onward = veil.fields(onward)
     fields = (*onward, (b"Upgrade", b"websocket"), (b"Connection", b"Upgrade"))
-    lines = b"".join(b"%s: %s\r\n" % field for field in fields)
     layer = PipeLayer(client, server, extended=agreed.extended, veil=veil)
-    return layer, b"HTTP/1.1 101 Switching Protocols\r\n%s\r\n" % lines
+    return layer, section(b"HTTP/1.1 101 Switching Protocols", fields)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, cast
 
@@ -88,19 +89,28 @@ def warm(settings: Settings | None = None) -> None:
         raise RuntimeError("the HTTP engine does not work")
 
 
+@asynccontextmanager
+async def _ends() -> AsyncIterator[tuple[socket.socket, ...]]:
+    """Two pairs of sockets: what the client and the engine hold of one, the engine and the origin of the other."""
+    ends = *socket.socketpair(), *socket.socketpair()
+    try:
+        for sock in ends:
+            sock.setblocking(False)
+        async with asyncio.timeout(10):
+            yield ends
+    finally:
+        for sock in ends:
+            sock.close()
+
+
 async def _exchange(settings: Settings) -> bytes:
     loop = asyncio.get_running_loop()
-    outer, inner = socket.socketpair()
-    upstream, origin = socket.socketpair()
-    for sock in (outer, inner, upstream, origin):
-        sock.setblocking(False)
-    connection = _connection(settings, upstream)
-    stream = await accept_plain(loop, inner, b"")
-    engine = asyncio.ensure_future(Engine(connection, stream).run(_REQUESTS))
-    said = b""
-    try:
-        async with asyncio.timeout(10):
-            heard = b""
+    async with _ends() as (outer, inner, upstream, origin):
+        connection = _connection(settings, upstream)
+        stream = await accept_plain(loop, inner, b"")
+        engine = asyncio.ensure_future(Engine(connection, stream).run(_REQUESTS))
+        said = heard = b""
+        try:
             while not heard.endswith(b"0\r\n\r\n"):
                 heard += await loop.sock_recv(origin, 65536)
             await loop.sock_sendall(origin, _RESPONSE)
@@ -108,29 +118,23 @@ async def _exchange(settings: Settings) -> bytes:
                 said += more
             outer.close()
             await engine
-    finally:
-        engine.cancel()
-        for sock in (outer, inner, upstream, origin):
-            sock.close()
+        finally:
+            engine.cancel()
     return said
 
 
 async def _exchange_http2(settings: Settings) -> dict[int, bytes]:
     """Have one stream answered and one refused; returns the status that each was told."""
     loop = asyncio.get_running_loop()
-    outer, inner = socket.socketpair()
-    upstream, origin = socket.socketpair()
-    for sock in (outer, inner, upstream, origin):
-        sock.setblocking(False)
-    connection = _connection(settings, upstream, tls=True)
-    stream = await accept_plain(loop, inner, b"")
-    opened = Opened(await accept_plain(loop, upstream, b""), _ADDRESS, "warm", ".".join(_NAME), 443, None)
-    engine = asyncio.ensure_future(Http2Engine(connection, stream, opened).run())
     terms = Terms(settings.head_bytes, 65536, 65536, 131072)
     client, server = Link(terms, server=False), Link(terms, server=True)
     statuses: dict[int, bytes] = {}
-    try:
-        async with asyncio.timeout(10):
+    async with _ends() as (outer, inner, upstream, origin):
+        connection = _connection(settings, upstream, tls=True)
+        stream = await accept_plain(loop, inner, b"")
+        opened = Opened(await accept_plain(loop, upstream, b""), _ADDRESS, "warm", ".".join(_NAME), 443, None)
+        engine = asyncio.ensure_future(Http2Engine(connection, stream, opened).run())
+        try:
             for host in (_NAME, ("other", *_NAME[1:])):
                 asked = client.open()
                 client.send_head(asked, _request(".".join(host).encode()), end=True)
@@ -143,10 +147,8 @@ async def _exchange_http2(settings: Settings) -> dict[int, bytes]:
                             statuses.setdefault(event.stream, dict(event.fields).get(b":status", b""))
             outer.close()
             await engine
-    finally:
-        engine.cancel()
-        for sock in (outer, inner, upstream, origin):
-            sock.close()
+        finally:
+            engine.cancel()
     return statuses
 
 

@@ -26,7 +26,7 @@ from mitmproxy.proxy.layers.http._events import (
 from egressd.gate.inspector.body import Broken, HeadBuffer
 from egressd.gate.inspector.head import BadHead, Field, RequestHead, parse_request_head
 from egressd.gate.inspector.http1.side import Side
-from egressd.gate.inspector.messages import framed_body, head_of, is_chunked, request_of
+from egressd.gate.inspector.messages import framed_body, head_of, is_chunked, request_of, section
 from egressd.gate.inspector.outcomes import Answered, ClientLeft, Failed, HalfClosed, Rejected
 from egressd.gate.inspector.veil import Veil
 from egressd.policy.reasons import Reason
@@ -170,8 +170,7 @@ class SandboxSide(Side):
         if veil is not None and not (yield from self._send_body(veil.end())):
             return False
         if self.request.method != "HEAD" and is_chunked(self.response):
-            fields = b"".join(b"%s: %s\r\n" % field for field in self._trailers)
-            yield commands.SendData(self.conn, b"0\r\n" + fields + b"\r\n")
+            yield commands.SendData(self.conn, section(b"0", self._trailers))
         return True
 
     def _frame(self, response: http.Response) -> None:
