@@ -151,6 +151,11 @@ class Daemon:
             interfaces = self._config.gateway.interfaces
             found.append(GatewayWiring(interfaces, supervisor.share, supervisor.unshare))
         if given := taken(os.environ):
+            if self._config.serve.api.listen:
+                raise StateError(
+                    "serve.api.listen: as a sidecar egressd shares every address with its sandbox",
+                    "use the control socket, in a volume that the sandbox does not mount",
+                )
             found.append(SidecarWiring(given))
         return found
 

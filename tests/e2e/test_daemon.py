@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from egressd.lab import Lab
+from egressd.lab.lab import clean_env
 from tests.e2e.conftest import until
 from tests.e2e.daemon import (
     ALLOWED,
@@ -149,3 +151,29 @@ def test_what_a_killed_daemon_carried_is_cut_off_and_its_successor_knows_none_of
         assert stand.records(event="sandbox", sandbox=gone)[-1]["detail"] == "gone: its daemon was killed"
     assert "200" not in curl(stand, made, ALLOWED)  # its token died with it
     assert served.create()["sandbox"]["generation"] > made["sandbox"]["generation"]
+
+
+AS_SIDECAR = """
+import os, socket, sys
+sock = socket.socket()
+sock.listen()
+os.dup2(sock.fileno(), 3)
+os.set_inheritable(3, True)
+os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1", LISTEN_FDNAMES="transparent-4")
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_a_sidecar_does_not_open_its_api_to_the_network_that_it_shares(served: Daemon) -> None:
+    stand = served.stand
+    assert served.end() == 0
+    api = {
+        "EGRESSD_SERVE_API_LISTEN": "127.0.0.2:19443",
+        **{f"EGRESSD_SERVE_API_{name}": "/nowhere" for name in ("CERTIFICATE", "KEY", "CLIENT_CA")},
+    }
+    done = stand.lab.host_exec(
+        [sys.executable, "-I", "-c", AS_SIDECAR, *stand.egressd("serve")], cwd=str(stand.directory),
+        env=clean_env(stand.lab, trust=False) | api, privileged=not stand.lab.rootless,
+    )  # fmt: skip
+    assert done.returncode == 3
+    assert "shares every address with its sandbox" in done.stderr
