@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import secrets
 import sys
@@ -29,7 +30,7 @@ def register(app: typer.Typer) -> None:
     ca.command("show", help="Say which authority this is.")(show)
     ca.command("export", help="Print its certificate as PEM.")(export)
     ca.command("env", help="Print the variables by which tools find it.")(env)
-    ca.command("rotate", help="Replace it; every client must trust the new one before it works again.")(
+    ca.command("rotate", help="Replace it; what begins meanwhile trusts both, the old one and the new.")(
         rotate
     )
     app.add_typer(ca, name="ca", help="The certificate authority that sandboxes trust.")
@@ -47,13 +48,13 @@ def export(
     ca_dir: CaDir = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there instead.")] = None,
 ) -> None:
-    """Print the certificate, making the authority first where there is none."""
+    """Print the certificate, two while one authority follows another, making the authority first where there is none."""
     with _complaining():
         authority = _made(_paths(ca_dir))
         if out is None:
-            sys.stdout.write(authority.pem.decode("ascii"))
+            sys.stdout.write(authority.trusted_pem.decode("ascii"))
         else:
-            _write(out, authority.pem)
+            _write(out, authority.trusted_pem)
 
 
 def env(
@@ -75,7 +76,7 @@ def env(
         raise typer.Exit(BAD_INPUT)
     with _complaining():
         paths = _paths(ca_dir)
-        trust = build_trust(paths.trust, _made(paths).pem)
+        trust = build_trust(paths.trust, _made(paths).trusted_pem)
         try:
             text = render_environment(trust_environment(at or str(trust.directory)), form)
         except ValueError as error:
@@ -86,20 +87,40 @@ def env(
         print(f"hint: mount {trust.directory} read-only at {where} wherever they are used", file=sys.stderr)
 
 
-def rotate(ca_dir: CaDir = None) -> None:
+def rotate(
+    ca_dir: CaDir = None,
+    overlap: Annotated[
+        str, typer.Option(metavar="TIME", help="How long both are trusted; 0: the old one ends here and now.")
+    ] = "24h",
+    finish: Annotated[
+        bool, typer.Option("--finish", help="Replace nothing: end the overlap of the last rotation now.")
+    ] = False,
+) -> None:
     """Replace the authority and say which one it is now; the old key is gone for good."""
-    from egressd.control.ca import rotate as replace
+    from egressd.cli.options import seconds
+    from egressd.control import ca
     from egressd.control.trust import build_trust
 
+    try:
+        lasting = 0.0 if overlap == "0" else seconds(overlap)
+    except ValueError as error:
+        _complain(f"--overlap: {error}", "")
+        raise typer.Exit(BAD_INPUT) from None
     with _complaining():
-        paths = _paths(ca_dir)
-        authority = replace(paths, time.time())
-        build_trust(paths.trust, authority.pem)
+        paths, now = _paths(ca_dir), time.time()
+        authority = ca.finish(paths, now) if finish else ca.rotate(paths, now, lasting)
+        build_trust(paths.trust, authority.trusted_pem)
         _print(authority)
-        print(
-            "egressd: what trusts the old authority must now trust this one; restart sandboxes",
-            file=sys.stderr,
-        )
+        if finish:
+            told = "what trusts only the old authority must now trust this one"
+        elif authority.previous is None:
+            told = "what trusts the old authority must now trust this one; restart sandboxes"
+        else:
+            told = (
+                "this one signs for what begins from now on; sandboxes that run keep the old one, and images and "
+                f"hosts must trust both files of {paths.trust} until `egressd ca rotate --finish`, or the end of the overlap"
+            )
+        print(f"egressd: {told}", file=sys.stderr)
 
 
 def _print(authority: Authority) -> None:
@@ -113,11 +134,24 @@ def _print(authority: Authority) -> None:
         ("subject", printable(certificate.subject.rfc4514_string())),
         ("sha-256", fingerprint),
         ("valid", f"{since:%Y-%m-%d} to {until:%Y-%m-%d}"),
+        *_overlapping(authority),
         ("certificate", str(paths.certificate)),
         ("key", f"{paths.key} (mode 0600, read by control only)"),
         ("trust", str(paths.trust)),
     ):
         print(f"{name:<12} {value}")
+
+
+def _overlapping(authority: Authority) -> list[tuple[str, str]]:
+    """Say which one is trusted besides, and until when."""
+    from cryptography.hazmat.primitives import hashes
+
+    if authority.previous is None:
+        return []
+    digits = authority.previous.fingerprint(hashes.SHA256()).hex().upper()
+    fingerprint = ":".join(digits[n : n + 2] for n in range(0, len(digits), 2))
+    until = datetime.datetime.fromtimestamp(authority.until, datetime.UTC)
+    return [("also trusted", fingerprint), ("until", f"{until:%Y-%m-%d %H:%M} UTC")]
 
 
 def _paths(ca_dir: Path | None) -> CaPaths:
@@ -150,7 +184,7 @@ def _write(out: Path, pem: bytes) -> None:
 @contextlib.contextmanager
 def _complaining() -> Iterator[None]:
     """Turn what went wrong into words and an exit status."""
-    from egressd.control.ca import CaError
+    from egressd.control.ca_files import CaError
     from egressd.control.config import ConfigError
     from egressd.control.trust import TrustError
 

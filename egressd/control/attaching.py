@@ -59,7 +59,9 @@ class Attaching:
 
     def __init__(self, roster: Roster, config: Config, trust: Trust, sock: socket.socket) -> None:
         """Nobody is accepted before `start`."""
-        self._roster, self._config, self._trust, self._sock = roster, config, trust, sock
+        self._roster, self._config, self._sock = roster, config, sock
+        self.trust = trust
+        """What the next one to come is shown."""
         self._accepting: asyncio.Task[None] | None = None
         self._visitors: set[asyncio.Task[None]] = set()
         self.waiting = 0
@@ -103,7 +105,7 @@ class Attaching:
             if why is not None:
                 visit.refuse(why)
             else:
-                await visit.serve(self._roster, self._config, self._trust)
+                await visit.serve(self._roster, self._config, self.trust)
         finally:
             visit.close()
 

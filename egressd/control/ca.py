@@ -1,6 +1,7 @@
 """The certificate authority of one installation: a root that control keeps, and intermediates for workers.
 
-The root is made once and never changes by itself: sandboxes, images and trust stores hold it. Its key is
+The root is made once and never changes by itself: sandboxes, images and trust stores hold it. Where it is replaced, what begins
+afterwards trusts both for a while, the one before (its certificate alone, its key is gone) and the one that signs. The key is
 created with mode 0600 in a directory of mode 0700 and is read by control only; a worker gets an intermediate
 that lives at most a day and may sign leaves but no further authority. No key and no PEM of a key is ever part
 of a text or a `repr`.
@@ -14,8 +15,8 @@ import contextlib
 import datetime
 import fcntl
 import os
+import re
 import secrets
-import socket
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,27 +26,34 @@ from typing import Final
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
-BACKDATED: Final = datetime.timedelta(days=2)
-"""A guest's clock may be slow; certificates are valid from this long ago."""
+from egressd.control.ca_files import (
+    BACKUP,
+    ELSEWHERE,
+    CaError,
+    pending,
+    read_certificate,
+    read_file,
+    read_key,
+    sync,
+    write_file,
+)
+from egressd.control.certificates import (
+    BACKDATED,
+    key_pem,
+    make_root,
+    moment_of,
+    name_of,
+    printable,
+    signing_usage,
+)
 
 INTERMEDIATE_LIFE: Final = datetime.timedelta(hours=24)
-ROOT_LIFE: Final = datetime.timedelta(days=3652)
 
-_MAX_FILE: Final = 64 * 1024
-_BACKUP: Final = "restore both files from one backup"
-_ELSEWHERE: Final = "run as the user that owns it, or give another place by --ca-dir"
-
-
-class CaError(Exception):
-    """The authority cannot be used; `hint` says what a person can do about it."""
-
-    def __init__(self, path: Path, problem: str, hint: str) -> None:
-        super().__init__(f"{path}: {problem}")
-        self.path = path
-        self.problem = problem
-        self.hint = hint
+_UNTIL: Final = b"trusted until %d\n"
+_UNTIL_LINE: Final = re.compile(rb"trusted until (\d{1,15})\n")
+"""The first line of the previous certificate's file; what stands before a PEM block is for people (RFC 7468 section 2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +94,11 @@ class CaPaths:
         """The root's certificate."""
         return self.ca / "ca.crt"
 
+    @property
+    def previous(self) -> Path:
+        """The certificate of the root before, while it is still trusted, and until when that is."""
+        return self.ca / "previous.crt"
+
 
 @dataclass(frozen=True, slots=True)
 class Authority:
@@ -94,11 +107,23 @@ class Authority:
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey = field(repr=False)
     paths: CaPaths
+    previous: x509.Certificate | None = None
+    """The root before it, while that is still trusted."""
+    until: float = 0.0
+    """Seconds since the epoch at which `previous` no longer is."""
 
     @property
     def pem(self) -> bytes:
         """The public certificate as PEM."""
         return self.certificate.public_bytes(serialization.Encoding.PEM)
+
+    @property
+    def trusted_pem(self) -> bytes:
+        """What is to be trusted as PEM: its own certificate, and that of the root before while it still is."""
+        previous = [self.previous] if self.previous is not None else []
+        return b"".join(
+            each.public_bytes(serialization.Encoding.PEM) for each in (self.certificate, *previous)
+        )
 
     @property
     def fingerprint(self) -> str:
@@ -138,20 +163,35 @@ def load(paths: CaPaths, now: float) -> Authority:
         return _load(paths, now)
 
 
-def rotate(paths: CaPaths, now: float) -> Authority:
+def rotate(paths: CaPaths, now: float, overlap: float = 0.0) -> Authority:
     """Replace the authority by a new one and return that; the old key is gone for good. Raises CaError.
 
-    Sandboxes that run keep trusting the old root and fail closed at the next leaf.
+    For `overlap` seconds from `now` the old certificate is trusted beside the new one, by whoever asks what is.
     """
     with _locked(paths.ca):
+        _finish_interrupted(paths)
+        if overlap > 0:
+            _keep_previous(paths, now, overlap)
+        else:
+            _forget_previous(paths)
         _write_new(paths, now)
+        return _load(paths, now)
+
+
+def finish(paths: CaPaths, now: float) -> Authority:
+    """End an overlap now: what is trusted is the authority alone. Raises CaError, also where there is no overlap."""
+    authority = load(paths, now)
+    with _locked(paths.ca):
+        if authority.previous is None:
+            raise CaError(paths.previous, "no other authority is trusted", "one is by `egressd ca rotate`")
+        _forget_previous(paths)
         return _load(paths, now)
 
 
 def issue_worker_intermediate(authority: Authority, worker: str, now: float) -> Issued:
     """Return an intermediate for the worker's leaves, valid for a day from `now` (seconds since the
     epoch)."""
-    moment = _moment(now)
+    moment = moment_of(now)
     key = ec.generate_private_key(ec.SECP256R1())
     root = authority.certificate
     not_after = min(moment + INTERMEDIATE_LIFE, root.not_valid_after_utc)
@@ -159,14 +199,14 @@ def issue_worker_intermediate(authority: Authority, worker: str, now: float) -> 
     certificate = (
         x509.CertificateBuilder()
         # Two intermediates of one name and different keys would confuse clients that remember chains by name.
-        .subject_name(_name(f"egressd worker {_printable(worker, 32)} {secrets.token_hex(4)}"))
+        .subject_name(name_of(f"egressd worker {printable(worker, 32)} {secrets.token_hex(4)}"))
         .issuer_name(root.subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(max(moment - BACKDATED, root.not_valid_before_utc))
         .not_valid_after(not_after)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_signing_usage(), critical=True)
+        .add_extension(signing_usage(), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(
@@ -176,27 +216,7 @@ def issue_worker_intermediate(authority: Authority, worker: str, now: float) -> 
     )
     chain = [certificate] if root.subject == root.issuer else [certificate, root]
     chain_pem = b"".join(each.public_bytes(serialization.Encoding.PEM) for each in chain)
-    return Issued(chain_pem, _key_pem(key), certificate.not_valid_after_utc.timestamp())
-
-
-def _make_root(now: float) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    moment = _moment(now)
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = _name(f"egressd {_printable(socket.gethostname(), 40)} root {secrets.token_hex(4)}")
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(moment - BACKDATED)
-        .not_valid_after(moment + ROOT_LIFE)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=1), critical=True)
-        .add_extension(_signing_usage(), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    return certificate, key
+    return Issued(chain_pem, key_pem(key), certificate.not_valid_after_utc.timestamp())
 
 
 @contextlib.contextmanager
@@ -210,7 +230,7 @@ def _locked(directory: Path) -> Iterator[None]:
             directory.mkdir(0o700)
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise CaError(directory, f"cannot be opened: {error.strerror}", _ELSEWHERE) from None
+        raise CaError(directory, f"cannot be opened: {error.strerror}", ELSEWHERE) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -221,35 +241,35 @@ def _locked(directory: Path) -> Iterator[None]:
 def _write_new(paths: CaPaths, now: float) -> None:
     """Write a new pair; a crash leaves the old pair, none, or a mismatch that the next call completes."""
     _check_directory(paths.ca, 0o022)
-    certificate, key = _make_root(now)
+    certificate, key = make_root(now)
     try:
-        _write(_pending(paths.key), _key_pem(key), 0o600)
-        _write(_pending(paths.certificate), certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+        write_file(pending(paths.key), key_pem(key), 0o600)
+        write_file(pending(paths.certificate), certificate.public_bytes(serialization.Encoding.PEM), 0o644)
         # The certificate's own pending file is left for last: with it, an interruption between the two can be
         # completed.
-        os.replace(_pending(paths.key), paths.key)
-        os.replace(_pending(paths.certificate), paths.certificate)
-        _sync(paths.ca)
+        os.replace(pending(paths.key), paths.key)
+        os.replace(pending(paths.certificate), paths.certificate)
+        sync(paths.ca)
     except OSError as error:
-        raise CaError(paths.ca, f"cannot be written: {error.strerror}", _ELSEWHERE) from None
+        raise CaError(paths.ca, f"cannot be written: {error.strerror}", ELSEWHERE) from None
 
 
 def _finish_interrupted(paths: CaPaths) -> None:
     """Complete a creation that was killed between its two renames, or clear away one that got less far."""
-    pending = _pending(paths.certificate)
-    if not pending.exists():
+    half = pending(paths.certificate)
+    if not half.exists():
         return
-    if paths.key.exists() and _belongs(pending, _read_key(paths.key)):
-        os.replace(pending, paths.certificate)
-        _sync(paths.ca)
+    if paths.key.exists() and _belongs(half, read_key(paths.key)):
+        os.replace(half, paths.certificate)
+        sync(paths.ca)
     else:
-        for path in (_pending(paths.key), pending):
+        for path in (pending(paths.key), half):
             path.unlink(missing_ok=True)
 
 
 def _belongs(path: Path, key: ec.EllipticCurvePrivateKey) -> bool:
     try:
-        return _read_certificate(path).public_key() == key.public_key()
+        return read_certificate(path).public_key() == key.public_key()
     except CaError:
         return False  # half written
 
@@ -261,18 +281,55 @@ def _load(paths: CaPaths, now: float) -> Authority:
         if not path.exists():
             hint = f"restore it, or remove {other} too: a new authority is then made, which nobody trusts yet"
             raise CaError(path, "is missing", hint)
-    key = _read_key(paths.key)
-    certificate = _read_certificate(paths.certificate)
+    key = read_key(paths.key)
+    certificate = read_certificate(paths.certificate)
     if certificate.public_key() != key.public_key():
-        raise CaError(paths.certificate, "does not belong to the key beside it", _BACKUP)
-    _check_certificate(paths.certificate, certificate, _moment(now))
-    return Authority(certificate, key, paths)
+        raise CaError(paths.certificate, "does not belong to the key beside it", BACKUP)
+    _check_certificate(paths.certificate, certificate, moment_of(now))
+    return Authority(certificate, key, paths, *_read_previous(paths, certificate, now))
+
+
+def _keep_previous(paths: CaPaths, now: float, overlap: float) -> None:
+    """Write down that the root that is now there will be trusted for a while; it counts once another is there."""
+    before = _load(paths, now)
+    if before.previous is not None:
+        ends = moment_of(before.until).isoformat()
+        hint = "end that first by `egressd ca rotate --finish`, or begin without an overlap (`--overlap 0`)"
+        raise CaError(paths.previous, f"one more authority is trusted until {ends}", hint)
+    try:
+        write_file(pending(paths.previous), _UNTIL % int(now + overlap) + before.pem, 0o644)
+        os.replace(pending(paths.previous), paths.previous)
+        sync(paths.ca)
+    except OSError as error:
+        raise CaError(paths.ca, f"cannot be written: {error.strerror}", ELSEWHERE) from None
+
+
+def _forget_previous(paths: CaPaths) -> None:
+    try:
+        paths.previous.unlink(missing_ok=True)
+    except OSError as error:
+        raise CaError(paths.previous, f"cannot be removed: {error.strerror}", ELSEWHERE) from None
+
+
+def _read_previous(
+    paths: CaPaths, current: x509.Certificate, now: float
+) -> tuple[x509.Certificate | None, float]:
+    """Return the root that is still trusted beside the current one, and until when; a damaged file is nobody's trust."""
+    if not paths.previous.exists():
+        return None, 0.0
+    content, _ = read_file(paths.previous)
+    line = _UNTIL_LINE.match(content)
+    until = float(line[1]) if line else 0.0
+    if until <= now:
+        return None, 0.0
+    certificate = read_certificate(paths.previous)
+    return (certificate, until) if certificate != current else (None, 0.0)  # a rotation that was killed
 
 
 def _check_directory(directory: Path, forbidden: int) -> None:
     status = directory.stat()
     if status.st_uid not in (os.geteuid(), 0):
-        raise CaError(directory, f"belongs to uid {status.st_uid}", _ELSEWHERE)
+        raise CaError(directory, f"belongs to uid {status.st_uid}", ELSEWHERE)
     if status.st_mode & forbidden:
         raise CaError(directory, "can be written by others", f"chmod 700 {directory}")
 
@@ -294,101 +351,3 @@ def _check_certificate(path: Path, certificate: x509.Certificate, moment: dateti
     if moment >= certificate.not_valid_after_utc:
         end = certificate.not_valid_after_utc.isoformat()
         raise CaError(path, f"expired at {end}", "make a new one with `egressd ca rotate`")
-
-
-def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    content, status = _read(path)
-    if status.st_uid not in (os.geteuid(), 0):
-        raise CaError(path, f"belongs to uid {status.st_uid}", "a key must be its reader's own, or root's")
-    if status.st_mode & 0o077:
-        mode = stat.S_IMODE(status.st_mode)
-        hint = f"chmod 600 {path}; if others were here, make a new one with `egressd ca rotate`"
-        raise CaError(path, f"can be read by others (mode {mode:04o})", hint)
-    try:
-        key = serialization.load_pem_private_key(content, password=None)
-    except (ValueError, TypeError):
-        key = None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise CaError(path, "is not an unencrypted EC private key in PEM", _BACKUP)
-    return key
-
-
-def _read_certificate(path: Path) -> x509.Certificate:
-    content, _ = _read(path)
-    try:
-        return x509.load_pem_x509_certificate(content)
-    except ValueError:
-        raise CaError(path, "is not a certificate in PEM", _BACKUP) from None
-
-
-def _read(path: Path) -> tuple[bytes, os.stat_result]:
-    """Return content and status of the same regular file."""
-    try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_FILE:
-                raise CaError(path, "is not a small regular file", _BACKUP)
-            return file.read(_MAX_FILE), status
-    except OSError as error:
-        raise CaError(path, f"cannot be read: {error.strerror}", _ELSEWHERE) from None
-
-
-def _pending(path: Path) -> Path:
-    return path.with_name(f"{path.name}.new")
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    """Write a new file that had its mode from the first moment, whatever the umask."""
-    path.unlink(missing_ok=True)  # left by an interrupted creation; the lock is ours
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(path, flags, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fchmod(file.fileno(), mode)
-        os.fsync(file.fileno())
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-
-
-def _name(common_name: str) -> x509.Name:
-    return x509.Name(
-        [
-            x509.NameAttribute(NameOID.ORGANIZATION_NAME, "egressd"),
-            x509.NameAttribute(NameOID.COMMON_NAME, common_name),
-        ]
-    )
-
-
-def _printable(text: str, limit: int) -> str:
-    """Return what a common name can safely show: ub-common-name is 64 characters (RFC 5280 appendix A)."""
-    return "".join(c if c.isascii() and (c.isalnum() or c in "-.") else "-" for c in text)[:limit] or "host"
-
-
-def _moment(now: float) -> datetime.datetime:
-    return datetime.datetime.fromtimestamp(now, datetime.UTC).replace(microsecond=0)
-
-
-def _signing_usage() -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=False,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=True,
-        crl_sign=True,
-        encipher_only=False,
-        decipher_only=False,
-    )

@@ -17,7 +17,7 @@ from collections.abc import Collection, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from egressd.control import peers
+from egressd.control import peers, succession
 from egressd.control.api_server import ApiServer
 from egressd.control.attaching import Attaching
 from egressd.control.ca import load_or_create
@@ -33,9 +33,10 @@ from egressd.control.roster import Roster
 from egressd.control.rulebook import read_rules
 from egressd.control.secrecy import close_process, keep_from_swap, secret_variables
 from egressd.control.sidecar import SidecarWiring
+from egressd.control.succession import Succession
 from egressd.control.supervisor import Supervisor, WorkerFailed
 from egressd.control.surroundings import BadInput
-from egressd.control.trust import build_trust
+from egressd.control.trust import Trust, build_trust
 from egressd.control.vigil import Vigil
 from egressd.control.voice import say
 from egressd.control.watch import LOOK, Marks, changes, marks
@@ -87,6 +88,7 @@ class Daemon:
             await self._open(stack)
             self._ready = True
             self._task(self._watch(self._marks))
+            self._task(self._follow_authority())
             if self._vigil is not None:
                 self._task(self._vigil.keep())
             if self._notifier.watchdog is not None:
@@ -108,7 +110,7 @@ class Daemon:
         if config.serve.health:
             await health.start(config.serve.health)
         authority = load_or_create(config.ca, time.time())
-        self._trust = build_trust(config.ca.trust, authority.pem)
+        self._trust = build_trust(config.ca.trust, authority.trusted_pem)
         journal = self._journal = Journal(config.journal)
         stack.callback(journal.close)
         file = self._rules.credentials or _NO_CREDENTIALS
@@ -128,6 +130,7 @@ class Daemon:
         )
         stack.push_async_callback(supervisor.stop)
         await supervisor.start()
+        self._succession = Succession(config.ca, authority, self._show, supervisor.follow)
         wirings = self._wirings(supervisor)
         self._vigil = Vigil(wirings, lambda detail: self._note(detail, "sandbox"))
         for wiring in wirings:
@@ -164,7 +167,7 @@ class Daemon:
         config = self._config
         control = self._socket(stack, config.control_socket, socket.SOCK_STREAM)
         attach = self._socket(stack, config.attach_socket, socket.SOCK_SEQPACKET)
-        attaching = Attaching(self.roster, config, self._trust, attach)
+        attaching = self._attaching = Attaching(self.roster, config, self._trust, attach)
         stack.push_async_callback(attaching.stop)
         attaching.start()
         api = ApiServer()
@@ -237,6 +240,14 @@ class Daemon:
         except StateError as error:
             say(f"the control API's files were not read anew, the old ones stay in force: {error}")
         self._notifier.tell("READY=1")
+
+    def _show(self, trust: Trust) -> None:
+        self._trust = self._attaching.trust = trust
+
+    async def _follow_authority(self) -> None:
+        while True:
+            await asyncio.sleep(succession.LOOK)
+            self._succession.look(time.time())
 
     async def _roll(self) -> None:
         """Replace every worker by a fresh one; no connection is refused meanwhile."""

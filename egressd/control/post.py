@@ -368,6 +368,8 @@ class Post:
 
     def _give(self, worker: Worker, sandbox: SandboxState) -> None:
         worker.given.add(sandbox.id)
+        if sandbox.root not in worker.renew_at:
+            self._outfit.renew(worker, sandbox.root)
         message = Serve(
             sandbox=sandbox.id,
             labels=sandbox.labels,
@@ -379,6 +381,7 @@ class Post:
             interface=sandbox.interface,
             answers=sandbox.answers,
             own=sandbox.own,
+            root=sandbox.root,
         )
         levels = sandbox.levels_payload(time.monotonic())
         payloads = sandbox.policy_payload(), sandbox.pairs_payload(), levels

@@ -48,6 +48,7 @@ class SandboxState:
 
     `pairs` are the synthetic names in the order they were given; `levels` what its worker told of its limits' buckets: what is
     left, and when (monotonic seconds) it was told; `placeholders` what it holds in the place of keys, by credential.
+    `root` is the fingerprint of the authority that it trusts; where nobody says which, the one that signs when it is added.
     `token` (the SHA-256 of its proxy token, hex), `source`, `interface`, `answers` and `own` as in `messages.Serve`.
     """
 
@@ -64,6 +65,7 @@ class SandboxState:
     pairs: dict[str, str] = field(default_factory=dict)
     levels: dict[Key, tuple[float, float]] = field(default_factory=dict)
     placeholders: dict[str, str] = field(default_factory=dict)
+    root: str = ""
     _addresses: set[str] = field(default_factory=set)
     _kept: tuple[EffectivePolicy, frozenset[Key]] | None = None
 

@@ -76,7 +76,7 @@ class Session:
         close_process()
         settings = self._config.settings()
         authority = load_or_create(self._config.ca, time.time())
-        trust = build_trust(self._config.ca.trust, authority.pem)
+        trust = build_trust(self._config.ca.trust, authority.trusted_pem)
         spec, notes = spec_of(self._request, self._config, self._environ, self.id, trust, self._keyring)
         if self._keyring.used and (unlocked := keep_from_swap()) is not None:
             notes.append(unlocked)

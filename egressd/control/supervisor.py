@@ -109,6 +109,7 @@ class Supervisor:
         source, interface = sandbox.source, sandbox.interface
         if source is not None and not self._sources.claim(sandbox.id, source, interface):
             raise ValueError(f"{sandbox.source} is the source of another sandbox")
+        sandbox.root = sandbox.root or self._outfit.root
         post = self._at[sandbox.id] = self._place(sandbox)
         self._records.begin(sandbox.id)
         self._records.note("sandbox", sandbox, "created")
@@ -187,6 +188,10 @@ class Supervisor:
         for post in self._posts:
             await post.stop()
 
+    def follow(self, authority: Authority) -> None:
+        """Have another authority sign for the sandboxes that are added from now on; those that are there notice nothing."""
+        self._outfit.follow(authority)
+
     def recorded(self, sandbox_id: str) -> Mapping[Kind, int]:
         """Return what the records of a sandbox account for, once nothing more is written of it; later nothing is known of it."""
         return self._records.recorded(sandbox_id)
@@ -212,9 +217,9 @@ class Supervisor:
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(_RENEW_LOOK)
+            self._outfit.keep({box.root for post in self._posts for box in post.sandboxes.values()})
             for worker in [worker for post in self._posts for worker in post.workers]:
-                if time.time() > worker.renew_at:  # by the wall: certificates end by it
-                    try:
-                        self._outfit.renew(worker)
-                    except OSError as error:
-                        say(f"worker {worker.name} was not given its next certificate: {error.strerror}")
+                try:
+                    self._outfit.renew_all(worker, time.time())
+                except OSError as error:
+                    say(f"worker {worker.name} was not given its next certificate: {error.strerror}")

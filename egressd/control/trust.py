@@ -80,7 +80,7 @@ class Trust:
 
     @property
     def certificate(self) -> Path:
-        """Ours alone, PEM."""
+        """Ours alone, PEM; two while one authority follows another."""
         return self.directory / "ca.crt"
 
     @property
@@ -114,6 +114,8 @@ class Trust:
 
 def build_trust(trust: Path, ca_pem: bytes, system_pem: bytes | None = None) -> Trust:
     """Return what sandboxes see under the CA `ca_pem`, built below `trust` unless it is there already.
+
+    While one authority follows another, `ca_pem` holds both certificates, the one that signs first.
 
     `trust` also gets `ca.crt` and `bundle.crt` for people and containers. `system_pem` stands for the host's
     certificates; by default they are read from the first of `system_bundle_paths()`. Any number of processes
@@ -214,14 +216,14 @@ def _read_system() -> bytes:
     return b""
 
 
-def _own(trust: Path, ca_pem: bytes) -> bytes:
-    """Return our certificate alone, whatever else the bytes hold: a key must never come this way."""
-    found = _PEM.findall(ca_pem)
-    if len(found) != 1:
+def _own(trust: Path, ca_pem: bytes) -> list[bytes]:
+    """Return our certificates alone, whatever else the bytes hold: a key must never come this way."""
+    found = [bytes(block) + b"\n" for block in _PEM.findall(ca_pem)]
+    if not 1 <= len(found) <= 2:
         raise TrustError(
-            trust, "the authority is not exactly one certificate", "look at it with `egressd ca show`"
+            trust, "the authority is not one certificate, or two", "look at it with `egressd ca show`"
         )
-    return bytes(found[0]) + b"\n"
+    return found
 
 
 def _existing(paths: Iterable[Path]) -> list[Path]:
@@ -247,17 +249,17 @@ def _prepare(trust: Path) -> None:
         raise TrustError(trust, "can be written by others", f"remove {trust} and start again")
 
 
-def _build(directory: Path, ours: bytes, system_pem: bytes, certutil: str | None) -> None:
+def _build(directory: Path, ours: list[bytes], system_pem: bytes, certutil: str | None) -> None:
     """Build the content beside its place and move it there whole; who comes second finds it and discards his
     own."""
     scratch = directory.with_name(f"{directory.name}.{secrets.token_hex(4)}.new")
     scratch.mkdir()
     try:
         blocks = list(dict.fromkeys(bytes(block) + b"\n" for block in _PEM.findall(system_pem)))
-        blocks = [block for block in blocks if block != ours]
-        bundle = b"".join([*blocks, ours])
-        certificates = _parse([*blocks, ours])
-        _write(scratch / "ca.crt", ours)
+        blocks = [block for block in blocks if block not in ours]
+        bundle = b"".join([*blocks, *ours])
+        certificates = _parse([*blocks, *ours], len(ours))
+        _write(scratch / "ca.crt", b"".join(ours))
         _write(scratch / "bundle.crt", bundle)
         _write_certs(scratch / "certs", certificates, bundle, ours)
         trusted = [pkcs12.PKCS12Certificate(each, _alias(each)) for _, each in certificates]
@@ -266,7 +268,7 @@ def _build(directory: Path, ours: bytes, system_pem: bytes, certutil: str | None
         plain = serialization.NoEncryption()
         _write(scratch / "certs/java/cacerts", pkcs12.serialize_java_truststore(trusted, plain))
         if certutil is not None:
-            _write_nss(scratch / "nss", certutil, scratch / "ca.crt")
+            _write_nss(scratch / "nss", certutil, [scratch / "certs" / _named(n) for n in range(len(ours))])
         _write(scratch / "built", b"%d\n" % len(blocks))
         scratch.chmod(0o755)
         if directory.exists() and not (directory / "built").is_file():
@@ -286,8 +288,8 @@ def _rename(scratch: Path, directory: Path) -> None:
             raise
 
 
-def _parse(blocks: list[bytes]) -> list[tuple[bytes, x509.Certificate]]:
-    """Return the certificates that can be read, ours (the last) always; the bundle holds the others as they
+def _parse(blocks: list[bytes], ours: int) -> list[tuple[bytes, x509.Certificate]]:
+    """Return the certificates that can be read, ours (the last ones) always; the bundle holds the others as they
     are."""
     found: list[tuple[bytes, x509.Certificate]] = []
     with warnings.catch_warnings():
@@ -297,7 +299,7 @@ def _parse(blocks: list[bytes]) -> list[tuple[bytes, x509.Certificate]]:
                 certificate = x509.load_pem_x509_certificate(block)
                 _subject_hash(certificate)
             except (ValueError, crypto.Error):
-                if block is blocks[-1]:
+                if any(block is own for own in blocks[-ours:]):
                     raise
                 continue
             found.append((block, certificate))
@@ -305,13 +307,13 @@ def _parse(blocks: list[bytes]) -> list[tuple[bytes, x509.Certificate]]:
 
 
 def _write_certs(
-    certs: Path, certificates: list[tuple[bytes, x509.Certificate]], bundle: bytes, ours: bytes
+    certs: Path, certificates: list[tuple[bytes, x509.Certificate]], bundle: bytes, ours: list[bytes]
 ) -> None:
     """Write what OpenSSL's rehash would make of /etc/ssl/certs: a file each and a link by subject hash."""
     (certs / "java").mkdir(parents=True)
     seen: Counter[str] = Counter()
     for number, (block, certificate) in enumerate(certificates):
-        name = "egressd.pem" if block == ours else f"system-{number:03}.pem"
+        name = _named(ours.index(block)) if block in ours else f"system-{number:03}.pem"
         _write(certs / name, block)
         subject = _subject_hash(certificate)
         os.symlink(name, certs / f"{subject}.{seen[subject]}")
@@ -321,11 +323,17 @@ def _write_certs(
         directory.chmod(0o755)
 
 
-def _write_nss(folder: Path, certutil: str, certificate: Path) -> None:
+def _named(number: int) -> str:
+    """Return the file of one of ours: of the one that signs, or of the one before it."""
+    return "egressd-previous.pem" if number else "egressd.pem"
+
+
+def _write_nss(folder: Path, certutil: str, certificates: list[Path]) -> None:
     """Make a database that trusts ours for servers, besides what a browser brings along; leave none where that fails."""
     folder.mkdir()
     place = ("-d", f"sql:{folder}")
-    steps = (("-N", "--empty-password"), ("-A", "-n", "egressd", "-t", "C,,", "-i", str(certificate)))
+    added = [("-A", "-n", path.stem, "-t", "C,,", "-i", str(path)) for path in certificates]
+    steps = (("-N", "--empty-password"), *added)
     try:
         for action, *rest in steps:
             command = [certutil, action, *place, *rest]

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -45,8 +45,8 @@ class Worker:
     ready: asyncio.Future[None]
     drained: asyncio.Future[None]
     """It accepts nothing any more; who asked for that waits here."""
-    renew_at: float = 0.0
-    """Unix seconds by which its intermediate is replaced."""
+    renew_at: dict[str, float] = field(default_factory=dict)
+    """Unix seconds by which its intermediate is replaced, for each root that it signs for."""
     lost: str = ""
     """Why it is gone, or no longer believed."""
     given: set[str] = field(default_factory=set)
@@ -92,37 +92,67 @@ class Outfit:
         self, settings: Settings, authority: Authority, proxy_credentials: Path | None = None
     ) -> None:
         """`proxy_credentials` is the file with `user:password`, read for each worker anew."""
-        self.authority = authority
+        self._authorities = {authority.fingerprint: authority}
+        self._current = authority.fingerprint
         self._settings = settings
         self._proxy_credentials = proxy_credentials
 
+    @property
+    def root(self) -> str:
+        """The fingerprint of the authority that signs for sandboxes to come."""
+        return self._current
+
+    def follow(self, authority: Authority) -> None:
+        """Have another authority sign for sandboxes to come; those that are there trust the one they began with."""
+        self._authorities[authority.fingerprint] = authority
+        self._current = authority.fingerprint
+
+    def keep(self, roots: Collection[str]) -> None:
+        """Forget the keys of authorities that no sandbox trusts any more, but for the current one."""
+        wanted = {self._current, *roots}
+        self._authorities = {root: held for root, held in self._authorities.items() if root in wanted}
+
     def configure(self, worker: Worker) -> None:
         """Tell a fresh worker who it is; raises OSError, ChannelBroken."""
+        root = self._current
         message = Configure(
             worker=worker.name,
             settings=self._settings,
             identity=Identity(uid=WORKER_UID, gid=WORKER_UID) if may_become(WORKER_UID) else None,
             own_addresses=local_addresses(),
-            certificate=self.authority.pem.decode("ascii"),
+            root=root,
+            certificate=self._authorities[root].trusted_pem.decode("ascii"),
         )
-        payloads = [self._issuer(worker)]
+        payloads = [self._issuer(worker, root)]
         if self._proxy_credentials is not None:
             payloads.append(read_file(str(self._proxy_credentials)).encode("utf-8"))
         with sealed_copies(*payloads) as fds:
             worker.channel.send(message, fds)
 
-    def renew(self, worker: Worker) -> None:
-        """Give a worker its next intermediate; raises OSError."""
-        before = worker.renew_at
+    def renew(self, worker: Worker, root: str) -> None:
+        """Give a worker its next intermediate of a root, or its first; raises OSError, KeyError for one that is forgotten."""
+        before = worker.renew_at.get(root)
+        certificate = self._authorities[root].trusted_pem.decode("ascii")
         try:
-            worker.tell(Renew(), (self._issuer(worker),))
+            worker.tell(Renew(root=root, certificate=certificate), (self._issuer(worker, root),))
         except OSError:
-            worker.renew_at = before  # at the next look
+            if before is None:
+                del worker.renew_at[root]
+            else:
+                worker.renew_at[root] = before  # at the next look
             raise
 
-    def _issuer(self, worker: Worker) -> bytes:
-        issued = issue_worker_intermediate(self.authority, worker.name, time.time())
-        worker.renew_at = issued.not_after - _RENEW_BEFORE
+    def renew_all(self, worker: Worker, now: float) -> None:
+        """Give a worker whatever it needs next; `now` in Unix seconds. Raises OSError."""
+        for root, when in tuple(worker.renew_at.items()):
+            if root not in self._authorities:
+                del worker.renew_at[root]
+            elif now > when:  # by the wall: certificates end by it
+                self.renew(worker, root)
+
+    def _issuer(self, worker: Worker, root: str) -> bytes:
+        issued = issue_worker_intermediate(self._authorities[root], worker.name, time.time())
+        worker.renew_at[root] = issued.not_after - _RENEW_BEFORE
         return json.dumps({"chain": issued.chain_pem.decode(), "key": issued.key_pem.decode()}).encode()
 
 

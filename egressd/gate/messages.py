@@ -34,7 +34,8 @@ class Configure(_Message):
 
     Descriptor 1, where there is one: the authorization (`user:password`) for the proxy in the settings.
 
-    `certificate` is the authority's public certificate, PEM, for sandboxes that ask for it.
+    `root` names the authority that the issuer goes back to (a fingerprint), `certificate` is what its sandboxes trust: its
+    public certificate, PEM, for those that ask for it.
     """
 
     type: Literal["configure"] = "configure"
@@ -42,6 +43,7 @@ class Configure(_Message):
     settings: Settings
     identity: Identity | None = None
     own_addresses: tuple[str, ...] = ()
+    root: str = ""
     certificate: str = ""
 
 
@@ -64,7 +66,7 @@ class Serve(_Message):
     `token` is the SHA-256 of its proxy token in hex, `source` the address that it is bound to: by these it is known at shared
     listeners, at those of the same `interface`. `answers` says what an allowed name leads to: an address of its own, or
     egressd's. The latter is `own`, or where that is empty the address that the query was sent to. `placeholders` are its
-    dummies by credential.
+    dummies by credential. `root` is the authority that it trusts.
     """
 
     type: Literal["serve"] = "serve"
@@ -78,6 +80,7 @@ class Serve(_Message):
     answers: Literal["synthetic", "self"] = "synthetic"
     own: tuple[str, ...] = ()
     placeholders: dict[str, str] = Field(default_factory=dict)
+    root: str = ""
 
 
 class Share(_Message):
@@ -115,9 +118,14 @@ class Adopt(_Message):
 
 
 class Renew(_Message):
-    """Control → worker: sign leaves with this issuer from now on. Descriptor 0: the issuer."""
+    """Control → worker: sign leaves of this root with this issuer from now on. Descriptor 0: the issuer.
+
+    A root that is new here is that of sandboxes to come; `root` and `certificate` as in `Configure`.
+    """
 
     type: Literal["renew"] = "renew"
+    root: str = ""
+    certificate: str = ""
 
 
 class Revoke(_Message):

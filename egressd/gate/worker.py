@@ -68,7 +68,7 @@ from egressd.gate.reporting import ChannelRecorder
 from egressd.gate.sandbox import Sandbox
 from egressd.gate.sharing import Sharing as SharedListeners
 from egressd.gate.tenant import Tenant
-from egressd.gate.tls.leaves import Leaves
+from egressd.gate.tls.leaves import Issuer, Leaves
 from egressd.gate.via import Via, read_credentials
 from egressd.policy.attempt import Name
 from egressd.policy.reasons import Reason
@@ -83,11 +83,12 @@ _PAIR_TIMEOUT = 3.0
 class Worker:
     """The sandboxes of one worker process and its services."""
 
-    def __init__(self, services: Services, recorder: ChannelRecorder) -> None:
-        """Build the worker before it has a channel."""
+    def __init__(self, services: Services, recorder: ChannelRecorder, root: str = "") -> None:
+        """Build the worker before it has a channel; its services sign for sandboxes that trust `root`."""
         self._borrowing = Borrowing()
         self._leases = Leases(self._borrowing.ask)
         self._services = dataclasses.replace(services, leases=self._leases)
+        self._rooted = {root: self._services}
         self._recorder = recorder
         self._tenants: dict[str, Tenant] = {}
         self._shared = SharedListeners(services, self._tenants.get, self._send)
@@ -123,7 +124,7 @@ class Worker:
             case Adopt():
                 self._adopt(message, fds)
             case Renew():
-                self._services.leaves.replace_issuer(read_issuer(unsealed(fds.pop(0))))
+                self._renew(message, read_issuer(unsealed(fds.pop(0))))
             case Revoke() | Drain():
                 self._task(self._revoke(message) if isinstance(message, Revoke) else self._drain(message))
             case Lent():
@@ -156,6 +157,15 @@ class Worker:
         for tenant in self._tenants.values():
             tenant.rejudge()
 
+    def _renew(self, message: Renew, issuer: Issuer) -> None:
+        if (known := self._rooted.get(message.root)) is not None:
+            known.leaves.replace_issuer(issuer)
+            return
+        certificate = message.certificate.encode("ascii")
+        self._rooted[message.root] = dataclasses.replace(
+            self._services, leaves=self._services.leaves.beside(issuer), certificate=certificate
+        )
+
     def _serve(self, message: Serve, fds: list[int]) -> None:
         if message.sandbox in self._tenants or len(fds) != len(message.listeners) + 3:
             raise ValueError("serve")
@@ -173,7 +183,7 @@ class Worker:
         if message.answers == "self":
             sandbox.own = tuple(map(read_address, message.own))
         tenant = self._tenants[sandbox.id] = Tenant(
-            sandbox, self._services, lambda name, address: self._store(sandbox.id, name, address)
+            sandbox, self._rooted[message.root], lambda name, address: self._store(sandbox.id, name, address)
         )
         for spec in message.listeners:
             tenant.listen(spec, socket.socket(fileno=fds.pop(0)))
@@ -308,7 +318,7 @@ def main(arguments: list[str]) -> int:
     except seccomp.NotConfined as error:
         print(f"egressd: worker: {error}; it reads nothing without one", file=sys.stderr)  # noqa: T201 -- as above
         return 1
-    reason = asyncio.run(Worker(services, recorder).run(sock))
+    reason = asyncio.run(Worker(services, recorder, message.root).run(sock))
     if reason != "closed":
         print(f"egressd: worker: channel {reason}", file=sys.stderr)  # noqa: T201 -- stderr is talk
     return 0

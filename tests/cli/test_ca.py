@@ -120,9 +120,35 @@ def test_a_bad_configuration_is_status_2(monkeypatch: pytest.MonkeyPatch) -> Non
     assert run("show").exit_code == 2
 
 
-def test_rotate_replaces_authority_and_trust(place: CaPaths) -> None:
+def test_rotate_has_both_trusted_until_it_is_finished(place: CaPaths) -> None:
     before = run("export", "--ca-dir", place.ca).stdout
     result = run("rotate", "--ca-dir", place.ca)
+    both = run("export", "--ca-dir", place.ca).stdout
+    assert result.exit_code == 0
+    assert "also trusted" in result.stdout
+    assert "until `egressd ca rotate --finish`" in result.stderr
+    assert both.endswith(before)
+    assert both.count("BEGIN CERTIFICATE") == 2
+    assert (place.trust / "ca.crt").read_text() == both
+    assert "also trusted" in run("show", "--ca-dir", place.ca).stdout
+    assert run("rotate", "--ca-dir", place.ca).exit_code == 3
+    result = run("rotate", "--finish", "--ca-dir", place.ca)
+    assert result.exit_code == 0
+    assert "also trusted" not in result.stdout
+    assert run("export", "--ca-dir", place.ca).stdout == both.removesuffix(before)
+    assert (place.trust / "ca.crt").read_text() == both.removesuffix(before)
+    assert run("rotate", "--finish", "--ca-dir", place.ca).exit_code == 3
+
+
+def test_an_overlap_is_a_time(place: CaPaths) -> None:
+    assert run("rotate", "--overlap", "soon", "--ca-dir", place.ca).exit_code == 2
+    run("export", "--ca-dir", place.ca)
+    assert "also trusted" in run("rotate", "--overlap", "2h", "--ca-dir", place.ca).stdout
+
+
+def test_rotate_without_an_overlap_replaces_authority_and_trust(place: CaPaths) -> None:
+    before = run("export", "--ca-dir", place.ca).stdout
+    result = run("rotate", "--overlap", "0", "--ca-dir", place.ca)
     after = run("export", "--ca-dir", place.ca).stdout
     assert result.exit_code == 0
     assert "restart sandboxes" in result.stderr

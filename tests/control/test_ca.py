@@ -17,13 +17,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from egressd.control.ca import (
     Authority,
-    CaError,
     CaPaths,
+    finish,
     issue_worker_intermediate,
     load,
     load_or_create,
     rotate,
 )
+from egressd.control.ca_files import CaError
 
 NOW = time.time()
 DAY = 86400.0
@@ -136,6 +137,82 @@ class TestCreation:
         assert second.fingerprint != first.fingerprint
         assert load(paths, NOW).fingerprint == second.fingerprint
         assert sorted(path.name for path in paths.ca.iterdir()) == ["ca.crt", "ca.key"]
+
+
+def certificates(pem: bytes) -> list[x509.Certificate]:
+    return x509.load_pem_x509_certificates(pem)
+
+
+class TestOverlap:
+    def test_both_are_trusted_and_the_new_one_signs(self, paths: CaPaths) -> None:
+        first = load_or_create(paths, NOW)
+        second = rotate(paths, NOW, DAY)
+        assert certificates(second.trusted_pem) == [second.certificate, first.certificate]
+        again = load_or_create(paths, NOW + DAY - 60)
+        assert again.fingerprint == second.fingerprint
+        assert again.previous == first.certificate
+        assert again.until == pytest.approx(NOW + DAY, abs=1)
+        issued = issue_worker_intermediate(again, "w", NOW)
+        certificates(issued.chain_pem)[0].verify_directly_issued_by(second.certificate)
+        assert b"PRIVATE" not in paths.previous.read_bytes()
+        key = serialization.load_pem_private_key(paths.key.read_bytes(), None)
+        assert key.public_key() == second.certificate.public_key()
+
+    def test_its_time_ends_it(self, paths: CaPaths) -> None:
+        load_or_create(paths, NOW)
+        second = rotate(paths, NOW, DAY)
+        after = load(paths, NOW + DAY + 1)
+        assert (after.fingerprint, after.previous) == (second.fingerprint, None)
+        assert after.trusted_pem == second.pem
+        assert rotate(paths, NOW + DAY + 1, DAY).previous == second.certificate
+
+    def test_a_word_ends_it(self, paths: CaPaths) -> None:
+        load_or_create(paths, NOW)
+        second = rotate(paths, NOW, DAY)
+        assert finish(paths, NOW).trusted_pem == second.pem
+        assert sorted(path.name for path in paths.ca.iterdir()) == ["ca.crt", "ca.key"]
+        with pytest.raises(CaError, match="no other authority"):
+            finish(paths, NOW)
+
+    def test_two_at_a_time_and_no_more(self, paths: CaPaths) -> None:
+        load_or_create(paths, NOW)
+        second = rotate(paths, NOW, DAY)
+        with pytest.raises(CaError, match="one more authority") as error:
+            rotate(paths, NOW, DAY)
+        assert "--finish" in error.value.hint
+        assert load(paths, NOW).fingerprint == second.fingerprint
+        third = rotate(paths, NOW)
+        assert certificates(third.trusted_pem) == [third.certificate]
+
+    def test_a_rotation_that_was_killed_before_it_replaced_anything_counts_for_nothing(
+        self, paths: CaPaths
+    ) -> None:
+        first = load_or_create(paths, NOW)
+        paths.previous.write_bytes(b"trusted until %d\n" % (NOW + DAY) + first.pem)
+        assert load(paths, NOW).trusted_pem == first.pem
+        assert rotate(paths, NOW, DAY).previous == first.certificate
+
+    @pytest.mark.parametrize(
+        "content",
+        [b"", b"trusted until tomorrow\n", b"trusted until 99999999999999999999\n", b"\xff" * 100],
+        ids=["nothing", "no time", "a time out of reach", "rubbish"],
+    )
+    def test_a_file_that_names_no_time_is_nobody_s_trust(self, paths: CaPaths, content: bytes) -> None:
+        first = load_or_create(paths, NOW)
+        paths.previous.write_bytes(content)
+        assert load(paths, NOW).trusted_pem == first.pem
+
+    def test_a_damaged_certificate_is_said(self, paths: CaPaths) -> None:
+        load_or_create(paths, NOW)
+        paths.previous.write_bytes(b"trusted until %d\nrubbish" % (NOW + DAY))
+        with pytest.raises(CaError, match="not a certificate"):
+            load(paths, NOW)
+
+    def test_no_restart_changes_the_authority_or_what_is_trusted(self, paths: CaPaths) -> None:
+        load_or_create(paths, NOW)
+        second = rotate(paths, NOW, DAY)
+        seen = {load_or_create(paths, NOW + hours * 3600).trusted_pem for hours in range(24)}
+        assert seen == {second.trusted_pem}
 
 
 def _fingerprint(directory: str) -> str:

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding, pkcs12
 
 from egressd.control import trust as trust_module
-from egressd.control.ca import Authority, CaPaths, issue_worker_intermediate, load_or_create
+from egressd.control.ca import Authority, CaPaths, issue_worker_intermediate, load_or_create, rotate
 from egressd.control.trust import (
     JAVA_PASSWORD,
     Format,
@@ -228,9 +228,37 @@ class TestBuilding:
         built = build_trust(tmp_path / "trust", authority.pem, others)
         before = built.directory.stat().st_ino
         trust_module._build(
-            built.directory, authority.pem, others, None
+            built.directory, [authority.pem], others, None
         )  # it looked before the other had finished
         assert built.directory.stat().st_ino == before
+
+    def test_two_authorities_are_in_every_form(self, tmp_path: Path, others: bytes) -> None:
+        paths = CaPaths.at(tmp_path / "ca")
+        load_or_create(paths, time.time())
+        both = rotate(paths, time.time(), 3600)
+        trust = build_trust(paths.trust, both.trusted_pem, others)
+        ours = x509.load_pem_x509_certificates(both.trusted_pem)
+        assert x509.load_pem_x509_certificates(trust.certificate.read_bytes()) == ours
+        assert x509.load_pem_x509_certificates(trust.bundle.read_bytes())[-2:] == ours
+        assert (paths.trust / "ca.crt").read_bytes() == trust.certificate.read_bytes()
+        names = {path.name for path in trust.certs.iterdir()}
+        assert {"egressd.pem", "egressd-previous.pem"} <= names
+        found = {path.resolve().name for path in trust.certs.glob("*.[0-9]")}
+        assert {"egressd.pem", "egressd-previous.pem"} <= found
+        for store, password in (
+            (trust.java, trust_module.JAVA_PASSWORD.encode()),
+            (trust.java_default, None),
+        ):
+            held = pkcs12.load_pkcs12(store.read_bytes(), password)
+            assert {each.certificate for each in held.additional_certs} >= set(ours)
+        for path in trust.nss.values():
+            assert path.stat().st_size
+        if trust.nss:
+            place = f"sql:{next(iter(trust.nss.values())).parent}"
+            listed = subprocess.run(
+                ["certutil", "-L", "-d", place], capture_output=True, text=True, check=True
+            )
+            assert "egressd-previous" in listed.stdout
 
     @pytest.mark.parametrize("more", [b"", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"])
     def test_only_one_certificate_comes_in_and_never_a_key(
@@ -241,9 +269,9 @@ class TestBuilding:
             assert not path.is_file() or b"PRIVATE" not in path.read_bytes()
 
     def test_what_cannot_be_used_is_said(self, tmp_path: Path, authority: Authority) -> None:
-        with pytest.raises(TrustError, match="not exactly one certificate"):
+        with pytest.raises(TrustError, match="not one certificate, or two"):
             build_trust(tmp_path / "a", b"", b"")
-        with pytest.raises(TrustError, match="not exactly one certificate"):
+        with pytest.raises(TrustError, match="not one certificate, or two"):
             build_trust(tmp_path / "b", authority.pem * 2, b"")
         (tmp_path / "open").mkdir()
         (tmp_path / "open").chmod(0o777)

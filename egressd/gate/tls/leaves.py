@@ -100,6 +100,12 @@ class Leaves:
     def __repr__(self) -> str:
         return f"Leaves({len(self._allowed)} allowed, {len(self._explained)} explained)"
 
+    def beside(self, issuer: Issuer) -> Leaves:
+        """Return leaves of another issuer, in caches of their own, that pass by the same file."""
+        leaves = Leaves(issuer, clock=self._clock)
+        leaves._scratch = self._scratch
+        return leaves
+
     def settle(self, path: Path) -> None:
         """Make a file by which every leaf passes from now on, where only this process can open it.
 
