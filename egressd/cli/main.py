@@ -56,6 +56,12 @@ def _fmt(app: typer.Typer) -> None:
     fmt.register(app)
 
 
+def _doctor(app: typer.Typer) -> None:
+    from egressd.cli import doctor
+
+    doctor.register(app)
+
+
 def _log(app: typer.Typer) -> None:
     from egressd.cli import log
 
@@ -133,6 +139,7 @@ VERBS: dict[str, Callable[[typer.Typer], None]] = {
     "explain": _explain,
     "effective": _effective,
     "services": _services,
+    "doctor": _doctor,
     "log": _log,
     "config": _config,
     "ca": _ca,

@@ -218,7 +218,7 @@ def _read_system() -> bytes:
 
 def _own(trust: Path, ca_pem: bytes) -> list[bytes]:
     """Return our certificates alone, whatever else the bytes hold: a key must never come this way."""
-    found = [bytes(block) + b"\n" for block in _PEM.findall(ca_pem)]
+    found = list(dict.fromkeys(bytes(block) + b"\n" for block in _PEM.findall(ca_pem)))
     if not 1 <= len(found) <= 2:
         raise TrustError(
             trust, "the authority is not one certificate, or two", "look at it with `egressd ca show`"

@@ -268,11 +268,11 @@ class TestBuilding:
         for path in trust.directory.rglob("*"):
             assert not path.is_file() or b"PRIVATE" not in path.read_bytes()
 
-    def test_what_cannot_be_used_is_said(self, tmp_path: Path, authority: Authority) -> None:
+    def test_what_cannot_be_used_is_said(self, tmp_path: Path, authority: Authority, others: bytes) -> None:
         with pytest.raises(TrustError, match="not one certificate, or two"):
             build_trust(tmp_path / "a", b"", b"")
         with pytest.raises(TrustError, match="not one certificate, or two"):
-            build_trust(tmp_path / "b", authority.pem * 2, b"")
+            build_trust(tmp_path / "b", authority.pem + others, b"")
         (tmp_path / "open").mkdir()
         (tmp_path / "open").chmod(0o777)
         with pytest.raises(TrustError, match="written by others") as caught:
