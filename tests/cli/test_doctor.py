@@ -16,6 +16,7 @@ from egressd.cli.doctor_host import Entry, Line, ThisHost, subprocess_of
 from egressd.cli.doctor_kernel import kernel_lines
 from egressd.cli.doctor_places import places_lines
 from egressd.cli.doctor_rules import rules_lines
+from egressd.cli.given import GIVEN
 from egressd.cli.main import app
 from egressd.control.config import load_config
 
@@ -104,6 +105,11 @@ class Made:
 
 GOOD = Made()
 ROOTLESS = GOOD.but(euid=1000)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GIVEN, "config", GIVEN.config)  # what a call is given is forgotten with the test
 
 
 def verdicts(lines: list[Line]) -> dict[str, str]:
