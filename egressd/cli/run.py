@@ -57,9 +57,14 @@ def run(
     ] = None,
     ready_timeout: Annotated[str, typer.Option(help="How long readiness may take, such as 10s.")] = "10s",
     uid: Annotated[int | None, typer.Option(help="As root: the host uid of the sandbox.")] = None,
-    standalone: Annotated[
-        bool, typer.Option("--standalone", help="Do without the daemon, even if one runs.")
-    ] = False,
+    daemon: Annotated[
+        bool | None,
+        typer.Option(
+            "--daemon/--standalone",
+            help="Only with a daemon, or without one even where one runs.",
+            show_default="the daemon, where one runs",
+        ),
+    ] = None,
 ) -> None:
     """Run the command and exit with its status."""
     from egressd.control.process import WorkerProcess
@@ -92,12 +97,14 @@ def run(
             ready_timeout=seconds(ready_timeout, "--ready-timeout"),
             uid=uid,
         )
-        daemon = None if standalone else _daemon(config.attach_socket)
-        if daemon is not None:
+        connection = _connection(config.attach_socket) if daemon is not False else None
+        if daemon and connection is None:
+            raise ValueError(f"no daemon listens at {config.attach_socket}\nhint: `egressd serve` is one")
+        if connection is not None:
             from egressd.control.attachment import Attachment
 
             first.discard()
-            status = asyncio.run(Attachment(request, config, os.environ, daemon).run())
+            status = asyncio.run(Attachment(request, config, os.environ, connection).run())
         else:
             from egressd.control.session import Session
 
@@ -109,7 +116,7 @@ def run(
     raise typer.Exit(status)
 
 
-def _daemon(path: Path) -> Any:
+def _connection(path: Path) -> Any:
     """Return a connection to the daemon, None where there is none; raises ValueError where there is one that lets nobody in."""
     from socket import SOCK_SEQPACKET
 

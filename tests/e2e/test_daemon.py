@@ -41,6 +41,8 @@ def test_run_stands_alone_where_no_daemon_runs_or_when_told_to(served: Daemon) -
         assert served.living == []
     assert served.end() == 0
     assert stand.run(["true"]).returncode == 0
+    told = stand.run(["true"], flags=["--daemon"])
+    assert (told.returncode, "no daemon listens" in told.stderr) == (125, True)
 
 
 @pytest.mark.parametrize("way", ["the API", "SIGHUP"])
