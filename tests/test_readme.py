@@ -33,6 +33,7 @@ PAGES = [
     "docs/dns.md",
     "docs/limits.md",
     "docs/lints.md",
+    "docs/pull-requests.md",
     "docs/rules.md",
     "docs/serve.md",
     "docs/verify.md",

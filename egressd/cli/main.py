@@ -62,6 +62,24 @@ def _doctor(app: typer.Typer) -> None:
     doctor.register(app)
 
 
+def _diff(app: typer.Typer) -> None:
+    from egressd.cli import diff
+
+    diff.register(app)
+
+
+def _replay(app: typer.Typer) -> None:
+    from egressd.cli import replay
+
+    replay.register(app)
+
+
+def _suggest(app: typer.Typer) -> None:
+    from egressd.cli import suggest
+
+    suggest.register(app)
+
+
 def _log(app: typer.Typer) -> None:
     from egressd.cli import log
 
@@ -138,6 +156,9 @@ VERBS: dict[str, Callable[[typer.Typer], None]] = {
     "test": _test,
     "explain": _explain,
     "effective": _effective,
+    "diff": _diff,
+    "replay": _replay,
+    "suggest": _suggest,
     "services": _services,
     "doctor": _doctor,
     "log": _log,

@@ -60,7 +60,7 @@ class Past:
         policy = rules.compiled(profile)
         all_of_them = [
             Asked(found.text, attempt, found.dns_type)
-            for attempt in readings(found, query_pairs(policy, found.attempt))
+            for attempt in readings(found, query_pairs([policy], found.attempt))
         ]
         for one in all_of_them:
             decision = judge(policy, one, now)
