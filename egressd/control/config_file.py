@@ -66,6 +66,7 @@ class LimitsSection(Section):
     connect_timeout: float | None = Field(default=None, gt=0)
     idle_timeout: float | None = Field(default=None, gt=0)
     connections: int | None = Field(default=None, gt=0)
+    new_connections_per_second: int | None = Field(default=None, gt=0)
 
 
 class ApiTokenSection(Section):

@@ -133,7 +133,9 @@ class Hearing:
             raise ValueError("speaks for a sandbox that is not its own")
         if isinstance(message, Spent):
             if sandbox is not None:
-                sandbox.keep_level(message.owner, message.kind, message.tokens, time.monotonic())
+                sandbox.keep_level(
+                    message.owner, message.kind, message.tokens, time.monotonic(), message.host
+                )
             return
         if sandbox is not None:
             sandbox.keep_pair(message.name, message.address)

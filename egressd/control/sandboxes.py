@@ -10,11 +10,15 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 from typing import Literal
 
+from egressd.gate.account import Kind
 from egressd.gate.dns.synthetic import FIRST, LAST
-from egressd.gate.limits import Key, Kind, kept
+from egressd.gate.limits import HOSTS, Key, kept, limited
 from egressd.gate.messages import ListenerKind, ListenerSpec
 from egressd.policy.effective import EffectivePolicy
 from egressd.policy.names import parse_name
+
+HOST_LEVELS = 4 * HOSTS
+"""Levels of single destinations that are kept of a sandbox: more than a sound worker has."""
 
 
 def new_sandbox_id() -> str:
@@ -47,8 +51,9 @@ class SandboxState:
     """One sandbox as control keeps it.
 
     `pairs` are the synthetic names in the order they were given; `levels` what its worker told of its limits' buckets: what is
-    left, and when (monotonic seconds) it was told; `placeholders` what it holds in the place of keys, by credential.
-    `root` is the fingerprint of the authority that it trusts; where nobody says which, the one that signs when it is added.
+    left, and when (monotonic seconds) it was told, `host_levels` the same for each destination; `placeholders` what it holds in
+    the place of keys, by credential. `root` is the fingerprint of the authority that it trusts; where nobody says which, the one
+    that signs when it is added.
     `token` (the SHA-256 of its proxy token, hex), `source`, `interface`, `answers` and `own` as in `messages.Serve`.
     """
 
@@ -64,6 +69,7 @@ class SandboxState:
     own: tuple[str, ...] = ()
     pairs: dict[str, str] = field(default_factory=dict)
     levels: dict[Key, tuple[float, float]] = field(default_factory=dict)
+    host_levels: dict[tuple[Key, str], tuple[float, float]] = field(default_factory=dict)
     placeholders: dict[str, str] = field(default_factory=dict)
     root: str = ""
     _addresses: set[str] = field(default_factory=set)
@@ -84,16 +90,41 @@ class SandboxState:
 
     def levels_payload(self, now: float) -> bytes:
         """What is left of the sandbox's limits as the worker reads it: ages, as clocks are each process's own."""
-        levels = self.levels.items()
-        return json.dumps([[*key, tokens, max(0.0, now - told)] for key, (tokens, told) in levels]).encode()
+        rows: list[list[object]] = [
+            [*key, tokens, max(0.0, now - told)] for key, (tokens, told) in self.levels.items()
+        ]
+        for (key, host), (tokens, told) in self.host_levels.items():
+            rows.append([*key, tokens, max(0.0, now - told), host])
+        return json.dumps(rows).encode()
 
-    def keep_level(self, owner: str, kind: Kind, tokens: float, now: float) -> None:
-        """Keep what is left of a limit, if it is one of the policy's: there are never more of them than it has."""
+    def keep_level(self, owner: str, kind: Kind, tokens: float, now: float, host: str = "") -> None:
+        """Keep what is left of a limit, if it is one of the policy's: there are never more of them than it has.
+
+        Of the limits of each destination there are at most HOST_LEVELS; those that are full again are forgotten for new ones.
+        """
         if self._kept is None or self._kept[0] is not self.policy:
             self._kept = (self.policy, kept(self.policy))
             self.levels = {key: level for key, level in self.levels.items() if key in self._kept[1]}
-        if (owner, kind) in self._kept[1]:
-            self.levels[owner, kind] = (tokens, now)
+            self.host_levels = {at: level for at, level in self.host_levels.items() if at[0] in self._kept[1]}
+        key: Key = (owner, kind)
+        if key not in self._kept[1] or bool(host) is not kind.endswith("_per_host"):
+            return
+        if not host:
+            self.levels[key] = (tokens, now)
+            return
+        if (key, host) not in self.host_levels and len(self.host_levels) >= HOST_LEVELS:
+            self._forget_full(now)
+        if (key, host) in self.host_levels or len(self.host_levels) < HOST_LEVELS:
+            self.host_levels[key, host] = (tokens, now)
+
+    def _forget_full(self, now: float) -> None:
+        rates = limited(self.policy)
+        self.host_levels = {
+            (key, host): (tokens, told)
+            for (key, host), (tokens, told) in self.host_levels.items()
+            if (rate := rates.get(key)) is not None
+            and tokens + (now - told) * rate.amount / rate.seconds < rate.amount
+        }
 
     def keep_pair(self, name: str, address: str) -> None:
         """Keep a pair; raises ValueError if the name or the address already stands for another, or is none.

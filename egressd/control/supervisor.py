@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from egressd.control.ca import Authority
 from egressd.control.desk import Desk
+from egressd.control.flowtable import FlowTable
 from egressd.control.lending import Lending
 from egressd.control.post import Post
 from egressd.control.process import WorkerProcess
@@ -75,6 +76,7 @@ class Supervisor:
         self._at: dict[str, Post] = {}
         self._networks: dict[str, Post] = {}
         self._shares: dict[str, Post] = {}
+        self._flows = FlowTable()
         self._rolling = asyncio.Lock()
         self._renewing: asyncio.Task[None] | None = None
 
@@ -217,6 +219,9 @@ class Supervisor:
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(_RENEW_LOOK)
+            if (full := self._flows.look()) is not None:
+                say(f"the kernel's table of connections was full: {full.count} packets were dropped")
+                self._records.write([full.as_dict()])
             self._outfit.keep({box.root for post in self._posts for box in post.sandboxes.values()})
             for worker in [worker for post in self._posts for worker in post.workers]:
                 try:

@@ -149,7 +149,9 @@ class Meter:
         if level >= self._worthwhile(most):
             return min(level, most)
         # The last drops are not waited with, where more does not come in time.
-        return 0 if self.pause(now, most) <= PATIENCE else level
+        return (
+            0 if self.pause(now, most) <= PATIENCE else max(0, level)
+        )  # a dead worker's may be below nothing
 
     def take(self, now: float, count: int) -> None:
         """Count bytes that are let pass; RuntimeError when there is no room for them, and then they may not."""

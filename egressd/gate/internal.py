@@ -240,9 +240,19 @@ _UNITS: Final = {1: "second", 60: "minute", 3600: "hour", 86400: "day"}
 
 
 def _limits(limits: EntryLimits) -> list[str]:
-    rates = (("requests", limits.requests), ("new hosts", limits.new_hosts))
+    rates = (
+        ("requests", limits.requests),
+        ("new hosts", limits.new_hosts),
+        ("names looked up", limits.names),
+        ("new connections", limits.new_connections),
+    )
     told = [f"{rate.amount} {what} a {_unit(rate)}" for what, rate in rates if rate is not None]
-    volumes = (("up", limits.upload), ("down", limits.download))
+    volumes = (
+        ("up", limits.upload),
+        ("down", limits.download),
+        ("up to each host", limits.upload_per_host),
+        ("down from each host", limits.download_per_host),
+    )
     told += [f"{rate.amount} bytes {way} a {_unit(rate)}" for way, rate in volumes if rate is not None]
     if limits.connections is not None:
         told.append(f"{limits.connections} connections at a time")

@@ -1,41 +1,49 @@
 """Limits of one sandbox: what its rules let pass in a time, counted connections, and repeats folded into counts.
 
-What binds an attempt is found by the entry that allowed it: its own limits and the profile's, each with its buckets, which
-live as long as the sandbox does, over any number of connections, reloads of rules and deaths of workers.
+What binds an attempt is found by the entry that allowed it (`gate.account`): its own limits and the profile's, each with its
+buckets, which live as long as the sandbox does, over any number of connections, reloads of rules and deaths of workers.
 
 Pure, like the buckets: every clock reading is handed in, in seconds of one monotonic clock.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, Protocol
 
-from egressd.gate.buckets import PATIENCE, KeptBucket, Meter, TokenBucket
+from egressd.gate.account import PROFILE, Account, Kind, Newcomers, Over
+from egressd.gate.buckets import KeptBucket, TokenBucket
 from egressd.gate.settings import Settings
 from egressd.policy.attempt import Address, Name
 from egressd.policy.effective import EffectiveEntry, EffectivePolicy, EntryLimits, Rate
 from egressd.policy.names import format_host
 from egressd.policy.reasons import Reason
 
-type Kind = Literal["requests", "upload", "download", "new_hosts", "dns"]
-"""What a bucket counts; `dns` are the queries to the sandbox's resolver, a setting and no rule's limit."""
-
 type Key = tuple[str, Kind]
 """Whose bucket it is, an entry's id or PROFILE, and what it counts. Entries of one service share their id, and so a bucket."""
 
-type Keep = Callable[[str, Kind, float], None]
-"""Told a bucket's level, by owner and kind, before what lies above it is spent."""
+type Keep = Callable[[str, Kind, float, str], None]
+"""Told a bucket's level, by owner, kind and host (empty where it is not one host's), before what lies above it is spent."""
 
-PROFILE: Final = ""
-KNOWN: Final = 16_384
-"""Names that one limit of new hosts remembers; past it the oldest counts as new again."""
+HOSTS: Final = 4_096
+"""Hosts with buckets of their own; further ones share one, so that a sandbox cannot make as many as it likes."""
+OTHERS: Final = "*"
+_OVER_ALL: Final = "connections of the sandbox"
 
-_KINDS: Final[tuple[Kind, ...]] = ("requests", "upload", "download", "new_hosts")
+_PER_HOST: Final[tuple[Kind, ...]] = ("upload_per_host", "download_per_host")
+_KINDS: Final[tuple[Kind, ...]] = (
+    "requests",
+    "upload",
+    "download",
+    *_PER_HOST,
+    "new_hosts",
+    "names",
+    "new_connections",
+)
 _DNS: Final[Key] = (PROFILE, "dns")
 _MINUTE = 60
+_BURST_SECONDS = 2
+"""Seconds' worth of new connections that may begin at once."""
 _STAYS = 0.5
 """What of a bucket stays with open connections when a successor takes over."""
 
@@ -87,128 +95,21 @@ class Level(NamedTuple):
     kind: Kind
     tokens: float
     age: float
-
-
-@dataclass(frozen=True, slots=True)
-class Over:
-    """An attempt that is over a limit: which one (for the record), and the seconds until there is room again."""
-
-    reason: Reason
-    limit: str
-    wait: float = math.inf
-
-    @property
-    def retry_after(self) -> int | None:
-        """See the function of that name."""
-        return retry_after(self.wait)
-
-
-def retry_after(wait: float) -> int | None:
-    """Return a wait in the whole seconds of Retry-After (RFC 9110 §10.2.3), None where no wait helps or nobody knows it."""
-    return max(1, math.ceil(wait)) if math.isfinite(wait) else None
-
-
-class Newcomers:
-    """The names that were first connected to within the time of one limit of new hosts."""
-
-    __slots__ = ("_bucket", "_since")
-
-    def __init__(self, bucket: TokenBucket) -> None:
-        self._bucket = bucket
-        self._since: dict[Name | Address, float] = {}
-
-    def wait(self, now: float, host: Name | Address) -> float:
-        """Return the seconds until `host` may be connected to: 0 for one that is known."""
-        return 0.0 if self._knows(now, host) else self._bucket.wait(now)
-
-    def admit(self, now: float, host: Name | Address) -> None:
-        """Count `host`, unless it is known; from now on it is, until the limit's time has passed."""
-        if self._knows(now, host):
-            return
-        self._bucket.take(now)
-        self._since.pop(host, None)
-        self._since[host] = now
-        if len(self._since) > KNOWN:
-            del self._since[next(iter(self._since))]
-
-    def _knows(self, now: float, host: Name | Address) -> bool:
-        since = self._since.get(host)
-        return since is not None and now - since < self._bucket.seconds
-
-
-class Account:
-    """What binds one attempt: the limits of the entry that allowed it, and those of the profile."""
-
-    __slots__ = ("_budget", "_exact", "_hosts", "_places", "_requests", "_upload", "download", "upload")
-
-    def __init__(
-        self, budget: Budget, now: float, profile: EntryLimits, entry: EffectiveEntry | None
-    ) -> None:
-        """Buckets that the budget already has go on; `entry` is None where only observe mode allowed the attempt."""
-        owners = [(PROFILE, profile)]
-        if entry is not None:
-            owners.append((entry.id, entry.limits))
-        self._budget = budget
-        self._places = tuple((owner, limits.connections) for owner, limits in owners)
-        self._requests = budget.buckets(now, owners, "requests")
-        self._upload = budget.buckets(now, owners, "upload")
-        self._hosts = budget.newcomers(now, owners) if _is_wide(entry) else ()
-        self._exact = frozenset(entry.hosts if entry is not None and self._hosts else ())
-        self.upload = Meter(bucket for _, bucket in self._upload)
-        self.download = Meter(bucket for _, bucket in budget.buckets(now, owners, "download"))
-
-    def connect(self, connection: str) -> Over | None:
-        """Give an open connection (its attempt id) a place; it keeps it until the budget lets it `leave`."""
-        for owner, most in self._places:
-            if most is not None and self._budget.is_full(owner, most, connection):
-                return Over(Reason.TOO_MANY_CONNECTIONS, _worded(owner, "connections"))
-        for owner, _ in self._places:
-            self._budget.join(owner, connection)
-        return None
-
-    def request(self, now: float, connection: str, host: Name | Address, size: int) -> Over | None:
-        """Count one request, or one connection that is not read, to `host`; what is over a limit costs nothing.
-
-        Of `size` bytes that are to go up first it is only seen to that they are there or come within PATIENCE.
-        """
-        over = self._over(now, host, size) or self.connect(connection)
-        if over is not None:
-            return over
-        for _, bucket in self._requests:
-            bucket.take(now)
-        if self._counts(host):
-            for _, newcomers in self._hosts:
-                newcomers.admit(now, host)
-        return None
-
-    def _over(self, now: float, host: Name | Address, size: int) -> Over | None:
-        for owner, bucket in self._requests:
-            if (wait := bucket.wait(now)) > 0:
-                return Over(Reason.RATE_LIMITED, _worded(owner, "requests"), wait)
-        for owner, bucket in self._upload:
-            if (wait := bucket.wait(now, size)) > PATIENCE:
-                return Over(Reason.RATE_LIMITED, _worded(owner, "upload"), wait)
-        if self._counts(host):
-            for owner, newcomers in self._hosts:
-                if (wait := newcomers.wait(now, host)) > 0:
-                    return Over(Reason.RATE_LIMITED, _worded(owner, "new_hosts"), wait)
-        return None
-
-    def _counts(self, host: Name | Address) -> bool:
-        return bool(self._hosts) and format_host(host) not in self._exact
+    host: str = ""
 
 
 def _kept_nowhere(*_: object) -> None:
     """A budget that no other process goes on with."""
 
 
-def _is_wide(entry: EffectiveEntry | None) -> bool:
-    """Whether an entry stands for names that nobody wrote down."""
-    return entry is None or entry.public_web or any(host.startswith("*.") for host in entry.hosts)
+class Room(Protocol):
+    """What all sandboxes of a worker share: its descriptors."""
 
+    def take(self, held: int) -> bool:
+        """Take what a connection needs for a sandbox that has `held` of them; False where others need it more."""
 
-def _worded(owner: str, what: str) -> str:
-    return f"{what} of {f'rule {owner}' if owner != PROFILE else 'the profile'}"
+    def give(self) -> None:
+        """Give back what one connection had."""
 
 
 class Budget:
@@ -216,8 +117,10 @@ class Budget:
 
     __slots__ = (
         "_accounts",
+        "_begun",
         "_buckets",
         "_holders",
+        "_hosts",
         "_keep",
         "_limit",
         "_newcomers",
@@ -226,20 +129,24 @@ class Budget:
         "_places",
         "_policy",
         "_queries",
+        "_room",
     )
 
-    def __init__(self, settings: Settings, keep: Keep | None = None) -> None:
+    def __init__(self, settings: Settings, keep: Keep | None = None, room: Room | None = None) -> None:
         self._keep = keep or _kept_nowhere
+        self._room = room
+        self._begun = TokenBucket(_BURST_SECONDS * settings.new_connections_per_second, _BURST_SECONDS)
         self._limit = settings.connections
         self._open = 0
         self._parted = False
         self._queries = self._made(_DNS, Rate(amount=settings.dns_queries_per_minute, seconds=_MINUTE))
-        self._buckets: dict[Key, KeptBucket] = {}
-        self._newcomers: dict[str, Newcomers] = {}
+        self._buckets: dict[tuple[Key, str], KeptBucket] = {}
+        self._hosts: set[str] = set()
+        self._newcomers: dict[Key, Newcomers] = {}
         self._holders: dict[str, set[str]] = {}
         self._places: dict[str, list[str]] = {}
         self._policy: EffectivePolicy | None = None
-        self._accounts: dict[int, tuple[EffectiveEntry | None, Account]] = {}
+        self._accounts: dict[tuple[int, str], tuple[EffectiveEntry | None, Account]] = {}
 
     # what control sets, whatever the rules say
 
@@ -248,18 +155,25 @@ class Budget:
         """How many connections hold a place now."""
         return self._open
 
-    def connection(self) -> bool:
-        """Take a place for a connection, False when all are taken; each True is met by one `release`."""
+    def connection(self, now: float) -> Over | None:
+        """Take a place for a connection, or say why there is none; each that was taken is met by one `release`."""
         if self._open >= self._limit:
-            return False
+            return Over(Reason.TOO_MANY_CONNECTIONS, _OVER_ALL)
+        if (wait := self._begun.wait(now)) > 0:
+            return Over(Reason.RATE_LIMITED, "new connections of the sandbox", wait)
+        if self._room is not None and not self._room.take(self._open):
+            return Over(Reason.TOO_MANY_CONNECTIONS, "descriptors of the worker")
+        self._begun.take(now)
         self._open += 1
-        return True
+        return None
 
     def release(self) -> None:
         """Give a place back; RuntimeError when none is taken, as a second release would widen the limit."""
         if self._open == 0:
             raise RuntimeError("a connection was released that was never counted")
         self._open -= 1
+        if self._room is not None:
+            self._room.give()
 
     def dns_query(self, now: float) -> bool:
         """Count one DNS query, well-formed or not; False when this sandbox has asked too much of late."""
@@ -267,13 +181,29 @@ class Budget:
 
     # what rules limit
 
-    def account(self, now: float, policy: EffectivePolicy, entry: EffectiveEntry | None) -> Account:
-        """Return what binds attempts that `entry` of `policy` allows; a policy other than the last is adopted."""
+    def account(
+        self,
+        now: float,
+        policy: EffectivePolicy,
+        entry: EffectiveEntry | None,
+        host: Name | Address | None = None,
+    ) -> Account:
+        """Return what binds attempts that `entry` of `policy` allows; a policy other than the last is adopted.
+
+        `host` is their destination, which the limits of one destination are kept by.
+        """
         if policy is not self._policy:
             self.adopt(now, policy)
-        found = self._accounts.get(id(entry))
+        wanted = host is not None and any(
+            getattr(limits, kind) is not None
+            for limits in (policy.limits, *([entry.limits] if entry is not None else []))
+            for kind in _PER_HOST
+        )
+        of = self._own_or_others(format_host(host)) if wanted and host is not None else ""
+        found = self._accounts.get((id(entry), of))
         if found is None or found[0] is not entry:
-            found = self._accounts[id(entry)] = (entry, Account(self, now, policy.limits, entry))
+            found = (entry, Account(self, now, policy.limits, entry, of))
+            self._accounts[id(entry), of] = found
         return found[1]
 
     def adopt(self, now: float, policy: EffectivePolicy) -> None:
@@ -284,22 +214,23 @@ class Budget:
         self._policy = policy
         self._accounts.clear()
         rates = limited(policy) if self._buckets else {}
-        for key, bucket in tuple(self._buckets.items()):
+        for (key, host), bucket in tuple(self._buckets.items()):
             rate = rates.get(key)
             if rate is not None:
                 bucket.resize(now, rate.amount, rate.seconds)
             elif bucket.level(now) >= bucket.amount:
-                self._forget(key)
+                self._forget(key, host)
 
     def restore(self, now: float, policy: EffectivePolicy, levels: Iterable[Level]) -> None:
         """Go on from the levels of a worker that died; those that the policy knows nothing of are left out."""
         kept = tuple(levels)
         rates = limited(policy) if kept else {}
-        for owner, kind, tokens, age in kept:
+        for owner, kind, tokens, age, host in kept:
             if (owner, kind) == _DNS:
                 self._queries.restore(now, tokens, age)
-            elif (rate := rates.get((owner, kind))) is not None:
-                self._bucket(now, (owner, kind), rate).restore(now, tokens, age)
+            elif (rate := rates.get((owner, kind))) is not None and bool(host) is (kind in _PER_HOST):
+                of = self._own_or_others(host) if host else ""
+                self._bucket(now, (owner, kind), rate, of).restore(now, tokens, age)
 
     def part(self, now: float, policy: EffectivePolicy) -> None:
         """Hand over to a successor: it goes on with one half of every bucket and its refill, what is open here with the other.
@@ -307,7 +238,10 @@ class Budget:
         So no more passes than one budget lets pass, while there are two. A bucket that is first used afterwards is empty here.
         """
         for key, rate in limited(policy).items():
-            self._bucket(now, key, rate).part(now, _STAYS)
+            if key[1] not in _PER_HOST:
+                self._bucket(now, key, rate)
+        for bucket in self._buckets.values():
+            bucket.part(now, _STAYS)
         self._queries.part(now, 0.0)
         self._parted = True
 
@@ -320,10 +254,13 @@ class Budget:
 
     # for accounts
 
-    def is_full(self, owner: str, most: int, connection: str) -> bool:
-        """Say whether all places are taken, and none of them by this connection."""
-        holders = self._holders.get(owner, ())
-        return connection not in holders and len(holders) >= most
+    def holds(self, owner: str, connection: str) -> bool:
+        """Say whether a connection is used under this owner's limits already."""
+        return connection in self._holders.get(owner, ())
+
+    def is_full(self, owner: str, most: int) -> bool:
+        """Say whether all places are taken."""
+        return len(self._holders.get(owner, ())) >= most
 
     def join(self, owner: str, connection: str) -> None:
         """Note that a connection is used under this owner's limits."""
@@ -333,42 +270,52 @@ class Budget:
             self._places.setdefault(connection, []).append(owner)
 
     def buckets(
-        self, now: float, owners: Iterable[tuple[str, EntryLimits]], kind: Kind
+        self, now: float, owners: Iterable[tuple[str, EntryLimits]], kind: Kind, host: str = ""
     ) -> tuple[tuple[str, KeptBucket], ...]:
         """Return those buckets of one kind that the owners' limits ask for, with their owners."""
         rates = ((owner, getattr(limits, kind)) for owner, limits in owners)
         return tuple(
-            (owner, self._bucket(now, (owner, kind), rate)) for owner, rate in rates if rate is not None
+            (owner, self._bucket(now, (owner, kind), rate, host)) for owner, rate in rates if rate is not None
         )
 
     def newcomers(
-        self, now: float, owners: Iterable[tuple[str, EntryLimits]]
+        self, now: float, owners: Iterable[tuple[str, EntryLimits]], kind: Literal["new_hosts", "names"]
     ) -> tuple[tuple[str, Newcomers], ...]:
-        """Return the new hosts that the owners' limits ask to count, with their owners."""
-        found = self.buckets(now, owners, "new_hosts")
-        return tuple((owner, self._newcomers.setdefault(owner, Newcomers(bucket))) for owner, bucket in found)
+        """Return the names that the owners' limits ask to count, with their owners."""
+        found = self.buckets(now, owners, kind)
+        return tuple(
+            (owner, self._newcomers.setdefault((owner, kind), Newcomers(bucket))) for owner, bucket in found
+        )
 
-    def _bucket(self, now: float, key: Key, rate: Rate) -> KeptBucket:
-        bucket = self._buckets.get(key)
+    def _bucket(self, now: float, key: Key, rate: Rate, host: str = "") -> KeptBucket:
+        bucket = self._buckets.get((key, host))
         if bucket is None:
-            bucket = self._buckets[key] = self._made(key, rate)
+            bucket = self._buckets[key, host] = self._made(key, rate, host)
         elif (bucket.amount, bucket.seconds) != (rate.amount, rate.seconds):
             bucket.resize(now, rate.amount, rate.seconds)
         return bucket
 
-    def _made(self, key: Key, rate: Rate) -> KeptBucket:
+    def _made(self, key: Key, rate: Rate, host: str = "") -> KeptBucket:
         owner, kind = key
         keep = self._keep
-        bucket = KeptBucket(rate.amount, rate.seconds, lambda tokens: keep(owner, kind, tokens))
+        bucket = KeptBucket(rate.amount, rate.seconds, lambda tokens: keep(owner, kind, tokens, host))
         if self._parted:
             bucket.empty()
         return bucket
 
-    def _forget(self, key: Key) -> None:
-        del self._buckets[key]
-        owner, kind = key
-        if kind == "new_hosts":
-            self._newcomers.pop(owner, None)
+    def _own_or_others(self, host: str) -> str:
+        """Return the host by which its buckets are kept: its own name, or OTHERS where there are too many."""
+        if host in self._hosts:
+            return host
+        if len(self._hosts) >= HOSTS:
+            return OTHERS
+        if host != OTHERS:
+            self._hosts.add(host)
+        return host
+
+    def _forget(self, key: Key, host: str) -> None:
+        del self._buckets[key, host]
+        self._newcomers.pop(key, None)
 
 
 def limited(policy: EffectivePolicy) -> dict[Key, Rate]:

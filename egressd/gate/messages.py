@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter
 
-from egressd.gate.limits import Kind
+from egressd.gate.account import Kind
 from egressd.gate.settings import Settings
 
 TARGET_LIMIT = 16 * 1024
@@ -259,7 +259,7 @@ class Ask(_Message):
 class Spent(_Message):
     """Worker → control: keep this level of a limit's bucket; what lies above it is spent after this was sent.
 
-    `owner` is the entry's id, empty for the profile.
+    `owner` is the entry's id, empty for the profile; `host` the destination, where the limit is for each by itself.
     """
 
     type: Literal["spent"] = "spent"
@@ -267,6 +267,7 @@ class Spent(_Message):
     owner: str
     kind: Kind
     tokens: FiniteFloat
+    host: str = Field(default="", max_length=256)
 
 
 type ToWorker = (

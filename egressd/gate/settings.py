@@ -39,6 +39,7 @@ class Settings(BaseModel):
     connect_timeout: float = Field(default=10.0, gt=0)
     idle_timeout: float = Field(default=900.0, gt=0)
     connections: int = Field(default=512, gt=0)
+    new_connections_per_second: int = Field(default=250, gt=0)
     upstream_ca: str | None = None
     upstream_proxy: UpstreamProxy | None = None
     inspect_addons: tuple[str, ...] = ()

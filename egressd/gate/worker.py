@@ -23,9 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from egressd.gate import isolation, seccomp
+from egressd.gate.account import Kind
 from egressd.gate.borrowing import Borrowing
 from egressd.gate.channel import Channel, ChannelBroken, receive, unsealed
 from egressd.gate.connection import Services
+from egressd.gate.descriptors import Descriptors
 from egressd.gate.dialer import Dialer
 from egressd.gate.dns import upstream
 from egressd.gate.dns.synthetic import SyntheticNames
@@ -35,7 +37,7 @@ from egressd.gate.inspector import warm as warm_inspector
 from egressd.gate.inspector.site import BadAddon, load_addons
 from egressd.gate.inspector.upstream import trusted
 from egressd.gate.leases import Leases
-from egressd.gate.limits import Budget, Kind
+from egressd.gate.limits import Budget
 from egressd.gate.messages import (
     TO_WORKER,
     Adopt,
@@ -91,6 +93,7 @@ class Worker:
         self._rooted = {root: self._services}
         self._recorder = recorder
         self._tenants: dict[str, Tenant] = {}
+        self._room = Descriptors(resource.getrlimit(resource.RLIMIT_NOFILE)[0], lambda: len(self._tenants))
         self._shared = SharedListeners(services, self._tenants.get, self._send)
         self._pairs: dict[int, asyncio.Future[None]] = {}
         self._pair = 0
@@ -173,9 +176,7 @@ class Worker:
         settings = self._services.settings
         names = SyntheticNames(settings.dns_names)
         names.restore(read_pairs(unsealed(fds.pop(0))))
-        budget = Budget(
-            settings, lambda owner, kind, tokens: self._keep(message.sandbox, owner, kind, tokens)
-        )
+        budget = Budget(settings, lambda *level: self._keep(message.sandbox, *level), self._room)
         budget.restore(time.monotonic(), policy.effective, read_levels(unsealed(fds.pop(0))))
         sandbox = Sandbox(message.sandbox, policy, names, budget, dict(message.labels), message.traceparent)
         sandbox.placeholders.update(message.placeholders)
@@ -204,10 +205,10 @@ class Worker:
         finally:
             self._pairs.pop(pair, None)
 
-    def _keep(self, sandbox: str, owner: str, kind: Kind, tokens: float) -> None:
+    def _keep(self, sandbox: str, owner: str, kind: Kind, tokens: float, host: str) -> None:
         """Have control keep a level, so that the next worker goes on from there; without control there is no next one."""
         with contextlib.suppress(ChannelBroken):
-            self._send(Spent(sandbox=sandbox, owner=owner, kind=kind, tokens=tokens))
+            self._send(Spent(sandbox=sandbox, owner=owner, kind=kind, tokens=tokens, host=host))
 
     def _adopt(self, message: Adopt, fds: list[int]) -> None:
         policy = read_policy(unsealed(fds.pop(0)))

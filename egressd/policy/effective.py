@@ -35,7 +35,11 @@ class EntryLimits(_Frozen):
     requests: Rate | None = None
     upload: Rate | None = None
     download: Rate | None = None
+    upload_per_host: Rate | None = None
+    download_per_host: Rate | None = None
     new_hosts: Rate | None = None
+    names: Rate | None = None
+    new_connections: Rate | None = None
     connections: int | None = Field(default=None, gt=0)
 
 

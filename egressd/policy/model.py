@@ -49,7 +49,13 @@ class Limits(Said):
     requests: CountRate | None = Field(None, description="requests, like 600/minute")
     upload: ByteRate | None = Field(None, description="bytes sent, request heads included, like 50MB/day")
     download: ByteRate | None = Field(None, description="bytes received, like 2GiB/day")
+    upload_per_host: ByteRate | None = Field(None, description="bytes sent to each destination by itself")
+    download_per_host: ByteRate | None = Field(None, description="bytes received from each by itself")
     new_hosts: CountRate | None = Field(None, description="hosts not met before, like 30/hour")
+    names: CountRate | None = Field(
+        None, description="names under its wildcards that get an address, like 100/hour"
+    )
+    new_connections: CountRate | None = Field(None, description="connections begun, like 20/second")
     connections: Annotated[int, Field(ge=1, le=65535)] | None = Field(
         None, description="open at the same time"
     )

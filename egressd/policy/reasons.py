@@ -107,6 +107,7 @@ class Reason(StrEnum):
     POLICY_CHANGED = "policy_changed"
     WORKER_DIED = "worker_died"
     SHUTDOWN = "shutdown"
+    CONNTRACK_FULL = "conntrack_full"
     # egressd itself
     UNKNOWN_SANDBOX = "unknown_sandbox"
     BAD_PROXY_TOKEN = "bad_proxy_token"  # noqa: S105 -- the name of a reason
@@ -301,6 +302,7 @@ WORDS: dict[Reason, Words] = {
     Reason.POLICY_CHANGED: Words("the rules changed and no longer allow this", _ASK),
     Reason.WORKER_DIED: Words("the process that carried this connection died", "Try again.", 502),
     Reason.SHUTDOWN: Words("egressd is shutting down", "", 503),
+    Reason.CONNTRACK_FULL: Words("the host's table of connections is full", _LATER, 503),
     Reason.UNKNOWN_SANDBOX: Words("the connection belongs to no known sandbox", "Tell the operator."),
     Reason.BAD_PROXY_TOKEN: Words(
         "the proxy credentials are not those of a sandbox",

@@ -23,7 +23,17 @@ type Network = IPv4Network | IPv6Network
 _OPENNESS = {"inspect": 0, "tunnel": 1, "relay": 2}
 """What is less read may carry more."""
 
-LIMITS = ("requests", "upload", "download", "new_hosts", "connections")
+LIMITS = (
+    "requests",
+    "upload",
+    "download",
+    "upload_per_host",
+    "download_per_host",
+    "new_hosts",
+    "names",
+    "new_connections",
+    "connections",
+)
 
 
 class Envelope:

@@ -137,6 +137,6 @@ def _limit(key: str, value: Rate | int) -> str:
     if isinstance(value, int):
         return str(value)
     amount, unit = value.amount, ""
-    if key in ("upload", "download"):
+    if key.startswith(("upload", "download")):
         amount, unit = next((amount // size, unit) for size, unit in _UNITS if amount % size == 0)
     return f"{amount}{unit}/{_PERIODS.get(value.seconds, f'{value.seconds} seconds')}"

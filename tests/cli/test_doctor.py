@@ -109,7 +109,8 @@ ROOTLESS = GOOD.but(euid=1000)
 
 @pytest.fixture(autouse=True)
 def _nothing_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GIVEN, "config", GIVEN.config)  # what a call is given is forgotten with the test
+    for name in ("config", "rules"):  # neither what another test was given, nor ours for the next one
+        monkeypatch.setattr(GIVEN, name, None)
 
 
 def verdicts(lines: list[Line]) -> dict[str, str]:

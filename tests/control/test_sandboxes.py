@@ -82,3 +82,49 @@ def test_a_reload_forgets_what_is_no_longer_limited() -> None:
     state.policy = policy(upload=rate(3))
     state.keep_level("api", "upload", 2.0, 0.0)
     assert state.levels == {("api", "upload"): (2.0, 0.0)}
+
+
+def test_levels_of_single_destinations_are_kept_beside_the_others_and_there_are_only_so_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("egressd.control.sandboxes.HOST_LEVELS", 2)
+    state = SandboxState("sbx-1", policy(upload_per_host=rate(60), requests=rate(9)), [])
+    state.keep_level("api", "upload_per_host", 50.0, 100.0, "a.example.com")
+    state.keep_level("api", "upload_per_host", 0.0, 100.0, "b.example.com")
+    state.keep_level("api", "requests", 4.0, 100.0)
+    state.keep_level("api", "requests", 4.0, 100.0, "a.example.com")  # of which there is none
+    state.keep_level("api", "upload_per_host", 4.0, 100.0)  # nor of this
+    assert levels(state, 101.0) == [
+        ["api", "requests", 4.0, 1.0],
+        ["api", "upload_per_host", 50.0, 1.0, "a.example.com"],
+        ["api", "upload_per_host", 0.0, 1.0, "b.example.com"],
+    ]
+    assert read_levels(state.levels_payload(101.0))[1] == Level(
+        "api", "upload_per_host", 50.0, 1.0, "a.example.com"
+    )
+    state.keep_level("api", "upload_per_host", 1.0, 101.0, "c.example.com")  # one too many
+    assert len(state.host_levels) == 2
+    state.keep_level("api", "upload_per_host", 1.0, 110.0, "c.example.com")  # by now the first is full again
+    assert sorted(host for _, host in state.host_levels) == ["b.example.com", "c.example.com"]
+    state.policy = policy(requests=rate(9))
+    state.keep_level("api", "requests", 3.0, 111.0)
+    assert state.host_levels == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [
+        ("good.example.com", "10.0.0.1"),
+        ("good.example.com", "198.18.0.3"),
+        ("good.example.com", "198.18.65.0"),
+        ("good.example.com", "x"),
+        ("..", "198.18.1.0"),
+        ("", "198.18.1.0"),
+        ("UPPER.example.com ", "198.18.1.0"),
+    ],
+)
+def test_a_pair_that_a_next_worker_could_not_read_is_not_kept(name: str, address: str) -> None:
+    state = SandboxState("sbx-1", policy(), [])
+    with pytest.raises(ValueError, match=r"pair|Expected|permitted"):
+        state.keep_pair(name, address)
+    assert state.pairs == {}

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egressd.gate import limits as module
-from egressd.gate.limits import PROFILE, Account, Budget, Fold, Kind, Level, Over, kept, limited
+from egressd.gate import account as module
+from egressd.gate import limits as limits_module
+from egressd.gate.account import PROFILE, Account, Kind, Over
+from egressd.gate.limits import Budget, Fold, Level, kept, limited
 from egressd.gate.settings import Settings
 from egressd.policy.effective import EffectiveEntry, EffectivePolicy, EntryLimits, Rate
 from egressd.policy.reasons import Reason
@@ -76,19 +78,55 @@ def test_the_first_of_a_kind_is_recorded_and_the_rest_counted_once_the_window_en
 
 def test_connections_are_counted_and_given_back() -> None:
     budget = Budget(Settings(connections=2))
-    assert [budget.connection() for _ in range(3)] == [True, True, False]
+    assert budget.connection(0.0) is None
+    assert budget.connection(0.0) is None
+    assert budget.connection(0.0) == Over(Reason.TOO_MANY_CONNECTIONS, "connections of the sandbox")
     budget.release()
     assert budget.open_connections == 1
-    assert budget.connection()
+    assert budget.connection(0.0) is None
 
 
 def test_a_second_release_is_an_error_and_not_a_wider_limit() -> None:
     budget = Budget(Settings(connections=1))
-    assert budget.connection()
+    assert budget.connection(0.0) is None
     budget.release()
     with pytest.raises(RuntimeError):
         budget.release()
-    assert [budget.connection() for _ in range(2)] == [True, False]
+    assert [budget.connection(0.0) is None for _ in range(2)] == [True, False]
+
+
+def test_new_connections_have_a_rate_and_what_is_over_it_may_come_back() -> None:
+    budget = Budget(Settings(connections=50, new_connections_per_second=5))
+    assert [budget.connection(0.0) for _ in range(10)] == [None] * 10
+    over = budget.connection(0.0)
+    assert over is not None
+    assert (over.reason, over.limit) == (Reason.RATE_LIMITED, "new connections of the sandbox")
+    assert over.wait == pytest.approx(0.2)
+    assert budget.open_connections == 10
+    assert [budget.connection(1.0) is None for _ in range(6)] == [True] * 5 + [False]
+
+
+class Room:
+    def __init__(self, most: int) -> None:
+        self.most, self.taken = most, 0
+
+    def take(self, held: int) -> bool:
+        assert held == self.taken
+        self.taken += self.taken < self.most
+        return held < self.most
+
+    def give(self) -> None:
+        self.taken -= 1
+
+
+def test_a_connection_takes_what_all_sandboxes_share_and_gives_it_back() -> None:
+    room = Room(2)
+    budget = Budget(Settings(), room=room)
+    assert [budget.connection(0.0) is None for _ in range(3)] == [True, True, False]
+    assert budget.connection(0.0) == Over(Reason.TOO_MANY_CONNECTIONS, "descriptors of the worker")
+    budget.release()
+    assert room.taken == budget.open_connections == 1
+    assert budget.connection(0.0) is None
 
 
 def test_dns_queries_are_counted_by_the_minute() -> None:
@@ -267,26 +305,31 @@ def test_connections_are_counted_by_entry_until_they_are_over() -> None:
     only = entry(connections=2)
     rules, budget = policy(only), Budget(Settings())
     bound = budget.account(0.0, rules, only)
-    assert [bound.connect(name) is None for name in ("c1", "c2", "c3", "c1")] == [True, True, False, True]
-    over = bound.connect("c3")
+    assert [bound.connect(0.0, name) is None for name in ("c1", "c2", "c3", "c1")] == [
+        True,
+        True,
+        False,
+        True,
+    ]
+    over = bound.connect(0.0, "c3")
     assert over == Over(Reason.TOO_MANY_CONNECTIONS, "connections of rule api")
     budget.leave("c1")
     budget.leave("c1")
-    assert bound.connect("c3") is None
+    assert bound.connect(0.0, "c3") is None
 
 
 def test_a_connection_counts_for_every_entry_that_it_carried_a_request_of() -> None:
     first, second = entry("one"), entry("two", connections=1)
     rules, budget = policy(first, second, connections=2), Budget(Settings())
     one, two = (budget.account(0.0, rules, each) for each in (first, second))
-    assert one.connect("c1") is None
+    assert one.connect(0.0, "c1") is None
     assert ask(two, by="c1") is None
-    assert one.connect("c2") is None
+    assert one.connect(0.0, "c2") is None
     assert ask(two, by="c2") == "connections of rule two"
     assert ask(one, by="c3") == "connections of the profile"
     budget.leave("c1")
     assert ask(two, by="c2") is None
-    assert one.connect("c3") is None
+    assert one.connect(0.0, "c3") is None
 
 
 # reloads
@@ -332,15 +375,18 @@ class Control:
     def __init__(self, rules: EffectivePolicy) -> None:
         self.rules = rules
         self.now = 0.0
-        self.levels: dict[tuple[str, Kind], tuple[float, float]] = {}
+        self.levels: dict[tuple[str, Kind, str], tuple[float, float]] = {}
         self.budget = Budget(Settings(dns_queries_per_minute=10), self.keep)
 
-    def keep(self, owner: str, kind: Kind, tokens: float) -> None:
-        self.levels[owner, kind] = (tokens, self.now)
+    def keep(self, owner: str, kind: Kind, tokens: float, host: str = "") -> None:
+        self.levels[owner, kind, host] = (tokens, self.now)
 
     def die(self) -> None:
         self.budget = Budget(Settings(dns_queries_per_minute=10), self.keep)
-        levels = [Level(*key, tokens, self.now - told) for key, (tokens, told) in self.levels.items()]
+        levels = [
+            Level(owner, kind, tokens, self.now - told, host)
+            for (owner, kind, host), (tokens, told) in self.levels.items()
+        ]
         self.budget.restore(self.now, self.rules, levels)
 
     def account(self) -> Account:
@@ -441,6 +487,106 @@ def test_no_way_to_be_succeeded_lets_more_requests_pass_than_the_limit(
             control.die()
     span = control.now - began if began is not None else 0.0
     assert passed <= amount + span * amount / 60 + 1e-6
+
+
+# connections begun, names looked up, destinations by themselves
+
+
+def test_connections_that_begin_are_counted_once_for_each_rule_and_for_the_profile() -> None:
+    first, second = entry("one", new_connections=rate(2)), entry("two")
+    rules, budget = policy(first, second, new_connections=rate(3)), Budget(Settings())
+    one, two = budget.account(0.0, rules, first), budget.account(0.0, rules, second)
+    assert [one.connect(0.0, f"c{n}") for n in (1, 2, 1, 2)] == [None] * 4
+    over = one.connect(0.0, "c3")
+    assert over is not None
+    assert (over.reason, over.limit) == (Reason.RATE_LIMITED, "new_connections of rule one")
+    assert over.retry_after == 30
+    assert two.connect(0.0, "c3") is None
+    over = two.connect(0.0, "c4")
+    assert over is not None
+    assert over.limit == "new_connections of the profile"
+    assert over.wait == pytest.approx(20)
+    budget.leave("c1")
+    assert one.connect(0.0, "c5") is not None, "what has ended has begun all the same"
+    assert one.connect(60.0, "c5") is None
+
+
+def test_a_connection_that_has_no_place_has_not_begun() -> None:
+    bound = account(entry(new_connections=rate(1), connections=1))
+    assert bound.connect(0.0, "c1") is None
+    assert bound.connect(0.0, "c2") == Over(Reason.TOO_MANY_CONNECTIONS, "connections of rule api")
+
+
+def test_names_under_a_wildcard_are_counted_as_they_are_looked_up() -> None:
+    bound = account(entry(hosts=("*.example.com", "a.example.com"), names=rate(1)), names=rate(2))
+    assert [bound.name(0.0, name) for name in (A, B, B)] == [None] * 3
+    over = bound.name(0.0, C)
+    assert over is not None
+    assert (over.reason, over.limit) == (Reason.DNS_BUDGET, "names of rule api")
+    assert over.wait == pytest.approx(60)
+    assert bound.name(60.0, C) is None
+    assert account(entry(hosts=("a.example.com",), names=rate(1))).name(0.0, A) is None
+
+
+def of(budget: Budget, rules: EffectivePolicy, host: object, now: float = 0.0) -> Account:
+    return budget.account(now, rules, rules.entries[0], host)  # type: ignore[arg-type] # Name or Address
+
+
+def test_each_destination_has_its_own_bytes() -> None:
+    rules = policy(entry(upload_per_host=rate(1000), download_per_host=rate(500)), upload=rate(1500))
+    budget = Budget(Settings())
+    assert of(budget, rules, A) is of(budget, rules, A)
+    a, b = of(budget, rules, A), of(budget, rules, B)
+    a.upload.take(0.0, 1000)
+    assert a.upload.room(0.0, 10) == 0
+    assert ask(a, size=100) == "upload_per_host of rule api"
+    assert b.upload.room(0.0, 1000) == 500, "the profile's are everybody's"
+    assert b.download.room(0.0, 1000) == 500
+    a.download.take(0.0, 500)
+    assert (a.download.room(0.0, 1), b.download.room(0.0, 1)) == (0, 1)
+
+
+def test_without_such_a_limit_there_is_one_account_for_all_destinations() -> None:
+    rules = policy(entry(upload=rate(1000)))
+    budget = Budget(Settings())
+    assert of(budget, rules, A) is of(budget, rules, B)
+
+
+def test_destinations_past_so_many_share_what_one_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits_module, "HOSTS", 1)
+    rules = policy(entry(upload_per_host=rate(1000)))
+    budget = Budget(Settings())
+    of(budget, rules, A).upload.take(0.0, 900)
+    of(budget, rules, B).upload.take(0.0, 900)
+    assert of(budget, rules, C).upload.room(0.0, 1000) == 100
+    assert of(budget, rules, A).upload.room(0.0, 1000) == 100
+
+
+def test_no_death_fills_what_a_destination_has_used() -> None:
+    control = Control(policy(entry(upload_per_host=rate(1600, 86_400))))
+    of(control.budget, control.rules, A).upload.take(0.0, 1600)
+    control.die()
+    assert of(control.budget, control.rules, A).upload.room(0.0, 1000) == 0
+    assert of(control.budget, control.rules, B).upload.room(0.0, 1000) == 1000
+    of(control.budget, control.rules, B)
+    control.budget.part(0.0, control.rules)
+    assert of(control.budget, control.rules, C).upload.room(0.0, 1000) == 0, (
+        "met by nobody before: the successor's"
+    )
+    control.die()
+    assert of(control.budget, control.rules, B).upload.room(0.0, 1000) <= 800
+
+
+def test_levels_of_a_destination_where_there_is_none_and_the_reverse_are_left_out() -> None:
+    rules = policy(entry(requests=rate(3), upload_per_host=rate(1000)))
+    budget = Budget(Settings())
+    budget.restore(
+        0.0,
+        rules,
+        [Level("api", "requests", 0.0, 0.0, "a.example.com"), Level("api", "upload_per_host", 0.0, 0.0)],
+    )
+    assert ask(of(budget, rules, A)) is None
+    assert of(budget, rules, A).upload.room(0.0, 1000) == 1000
 
 
 # what control accepts

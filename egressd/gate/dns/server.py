@@ -165,6 +165,9 @@ class DnsServer:
             if not self._sandbox.budget.dns_query(self._monotonic()):
                 return self._over_budget(message, way)
             plan = self._plan(message, here)
+            if (over := self._over_names(plan)) is not None:
+                self._ledger.count((Reason.DNS_BUDGET, way, over), lambda: plan)
+                return wire.brief(message, wire.REFUSED)
             if plan.kind != "reserve":
                 return self._recorded(plan, way)
             if self._left:
@@ -188,6 +191,17 @@ class DnsServer:
         if own == () and here is not None:
             own = (here,)
         return gatekeeper.plan(message, self._judge, self._sandbox.names, self._settings.dns_denied, own)
+
+    def _over_names(self, plan: Plan) -> str | None:
+        """Count a name that gets an address for the first time; return the limit of its rule that it is over, if any."""
+        if plan.name is None or not plan.decision.allowed or (plan.kind != "reserve" and self._own is None):
+            return None
+        sandbox, now, entry = self._sandbox, self._monotonic(), plan.decision.entry
+        if sandbox.policy.effective.limits.names is None and (entry is None or entry.limits.names is None):
+            return None
+        account = sandbox.budget.account(now, sandbox.policy.effective, entry)
+        over = account.name(now, plan.name)
+        return over.limit if over is not None else None
 
     def _judge(self, name: Name) -> Decision:
         if self._sandbox.revoked:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 _OUT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_BURST = 64
+_BURST = 16
 """Most connections taken in one wake-up, so that one sandbox's flood does not hold the loop."""
-_LAST_BURSTS = 64
+_LAST_BURSTS = 256
 """Most bursts at the end, should a sandbox not stop connecting."""
 _REST = 0.1
 """Seconds without accepting after the process ran out of descriptors or memory; the backlog keeps what waits."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 
 from egressd.gate import internal
+from egressd.gate.account import Account
 from egressd.gate.connection import Connection
-from egressd.gate.limits import Account
 from egressd.gate.permission import Permission
 from egressd.gate.tls.hello import ClientHello
 from egressd.gate.tls.leaves import HTTP1, HTTP2
@@ -129,9 +129,11 @@ class Judgement:
         if not decision.allowed or decision.reason is Reason.INTERNAL_PAGE or connection.host is None:
             return decision, None
         now = time.monotonic()
-        self.account = account = sandbox.budget.account(now, sandbox.policy.effective, decision.entry)
+        self.account = account = sandbox.budget.account(
+            now, sandbox.policy.effective, decision.entry, connection.host
+        )
         if decision.treatment == "inspect":
-            over = account.connect(connection.attempt_id)
+            over = account.connect(now, connection.attempt_id)
         else:
             over = account.request(now, connection.attempt_id, connection.host, size)
         if over is None:

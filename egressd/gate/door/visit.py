@@ -132,12 +132,13 @@ class Visit:
         sandbox = self.connection.sandbox
         self._task = asyncio.current_task()
         sandbox.live.add(self)
-        admitted = sandbox.budget.connection()
+        over = sandbox.budget.connection(time.monotonic())
+        admitted = over is None
         try:
             if sandbox.revoked:
                 self._deny(Reason.REVOKED)
-            elif not admitted:
-                self._deny(Reason.TOO_MANY_CONNECTIONS)
+            elif over is not None:
+                self._deny(over.reason, over.limit)
             else:
                 await self._enter()
         except asyncio.CancelledError:

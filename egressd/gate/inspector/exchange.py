@@ -12,12 +12,12 @@ from typing import Final
 from egressd.credentials.attach import Body
 from egressd.credentials.lease import Lease
 from egressd.gate import internal
+from egressd.gate.account import Account, Over
 from egressd.gate.connection import Connection
 from egressd.gate.inspector.binding import Bound
 from egressd.gate.inspector.refusal import Refusal, Refused, answer_http, refuse_http
 from egressd.gate.inspector.veil import Veil
 from egressd.gate.inspector.websocket import Offer
-from egressd.gate.limits import Account, Over
 from egressd.gate.permission import Permission, Place, permit_place
 from egressd.journal.record import Record, clip, new_id, timestamp
 from egressd.policy.attempt import DENIED, Decision, RequestAttempt
@@ -190,7 +190,7 @@ class Exchange:
         assert self.bound is not None
         connection, now = self.connection, time.monotonic()
         sandbox = connection.sandbox
-        self.account = sandbox.budget.account(now, sandbox.policy.effective, entry)
+        self.account = sandbox.budget.account(now, sandbox.policy.effective, entry, self.bound.host)
         over = self.account.request(now, connection.attempt_id, self.bound.host, size)
         self.retry_after = over.retry_after if over is not None else None
         return over

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from egressd.gate.account import Account, retry_after
 from egressd.gate.buckets import Meter
-from egressd.gate.limits import Account, retry_after
 
 _UNBOUND: Final = Meter()
 _LEAST: Final = 0.05

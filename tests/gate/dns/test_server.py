@@ -20,6 +20,8 @@ from egressd.gate.dns.synthetic import FIRST, SyntheticNames
 from egressd.gate.recorder import AuditUnavailable
 from egressd.gate.settings import Settings
 from egressd.policy.attempt import Name
+from egressd.policy.compile import compile_policy
+from egressd.policy.effective import EntryLimits, Rate
 from tests.gate.dns.ground import Ground, framed, policy, query, receive, serving, unframed, until
 
 EXPLAIN = "198.18.0.2"
@@ -744,6 +746,29 @@ def test_what_is_remembered_of_names_is_bounded() -> None:
     for count in range(9):
         names.note((f"n{count}", "test"), f"root{count}")
     assert [names.root_of((f"n{count}", "test")) for count in (0, 5, 6, 8)] == [None, None, "root6", "root8"]
+
+
+# names under a wildcard
+
+
+def test_names_that_nobody_wrote_down_are_limited_and_floods_are_folded() -> None:
+    async def scenario() -> None:
+        async with serving("*.allowed.test", "exact.test") as ground:
+            entries = tuple(
+                entry.model_copy(update={"limits": EntryLimits(names=Rate(amount=2, seconds=3600))})
+                for entry in ground.sandbox.policy.effective.entries
+            )
+            rules = ground.sandbox.policy.effective.model_copy(update={"entries": entries})
+            ground.sandbox.policy = compile_policy(rules)
+            for name in ("a", "b", "a"):
+                assert (await ground.outcome(f"{name}.allowed.test")).startswith("198.18.1.")
+            assert [await ground.outcome(f"{name}.allowed.test") for name in "cde"] == ["REFUSED"] * 3
+            assert (await ground.outcome("exact.test")).startswith("198.18.1.")
+            over = [r for r in ground.book.records if r.reason == "dns_budget"]
+            assert [(r.host, r.detail) for r in over] == [("c.allowed.test", "names of rule allowed.test")]
+            assert len(ground.stored) == 3
+
+    asyncio.run(scenario())
 
 
 # a successor

@@ -275,7 +275,7 @@ def test_what_is_refused_before_any_page(
     connections = scene.pop("connections", 10)
     played = Scene(**scene)
     if connections == 0:
-        while played.sandbox.budget.connection():
+        while played.sandbox.budget.connection(time.monotonic()) is None:
             pass
     played.play(monkeypatch, sent)
     assert played.decisions() == [("deny", reason)]

@@ -129,13 +129,38 @@ def test_a_connection_that_is_inspected_takes_a_place(
     played = scene("web", 443 if sent is WEB else 80, profile=EntryLimits(connections=1))
     rules, entry = played.sandbox.policy.effective, played.sandbox.policy.effective.entries[0]
     account = played.sandbox.budget.account(time.monotonic(), rules, entry)
-    assert account.connect("another") is None
+    assert account.connect(time.monotonic(), "another") is None
     got = played.play(monkeypatch, sent)
     assert decided(played)[0] == ("too_many_connections", "web", "connections of the profile")
     if sent is not WEB:  # there is no certificate in this scene
         assert got.startswith(b"HTTP/1.1 429 ")
     assert played.dialer.dials == 0
-    assert account.connect("another") is None, "what was denied has no place"
+    assert account.connect(time.monotonic(), "another") is None, "what was denied has no place"
+
+
+def test_connections_that_begin_too_fast_are_told_when_to_come_back(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    played = scene("web", 80, profile=EntryLimits(new_connections=rate(1)))
+    rules, entry = played.sandbox.policy.effective, played.sandbox.policy.effective.entries[0]
+    assert (
+        played.sandbox.budget.account(time.monotonic(), rules, entry).connect(time.monotonic(), "c") is None
+    )
+    got = played.play(monkeypatch, b"GET / HTTP/1.1\r\nHost: web.example.com\r\n\r\n")
+    assert decided(played)[0] == ("rate_limited", "web", "new_connections of the profile")
+    assert got.startswith(b"HTTP/1.1 429 ")
+    assert b"retry-after: " in got.lower()
+    assert played.dialer.dials == 0
+
+
+def test_a_destination_that_has_its_bytes_does_not_take_another_s(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    played = scene("pinned", upload_per_host=rate(len(PINNED)))
+    played.play(monkeypatch, PINNED, close_far)
+    played.play(monkeypatch, PINNED)
+    assert decided(played)[1] == ("rate_limited", "pinned", "upload_per_host of rule pinned")
+    assert played.dialer.dials == 1
 
 
 def test_a_visit_that_fails_gives_its_place_back(

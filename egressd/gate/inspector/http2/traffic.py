@@ -13,10 +13,10 @@ import math
 import time
 from typing import Final, Protocol
 
+from egressd.gate.account import retry_after
 from egressd.gate.inspector.http2.lane import Course, Lane
 from egressd.gate.inspector.http2.link import Link
 from egressd.gate.inspector.pace import Starved
-from egressd.gate.limits import retry_after
 
 BURST: Final = 64 * 1024
 """Bytes that are written to a socket at once; then it says whether it takes more."""
