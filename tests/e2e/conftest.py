@@ -71,7 +71,7 @@ def stand(shared_lab: Lab) -> Iterator[Stand]:
         yield stand
 
 
-def until(condition: Callable[[], object], seconds: float = 10.0, what: str = "the condition") -> None:
+def until(condition: Callable[[], object], seconds: float = 30.0, what: str = "the condition") -> None:
     """Wait for a condition; fails when it does not hold in time."""
     deadline = time.monotonic() + seconds
     while not condition():

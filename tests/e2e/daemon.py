@@ -76,6 +76,7 @@ class Daemon:
 
     def begin(self, **env: str) -> None:
         """Start it without waiting."""
+        self._forget()
         stand = self.stand
         named = {"NOTIFY_SOCKET": str(stand.directory / "notify.sock")}
         with self.log.open("a") as log:
@@ -83,6 +84,12 @@ class Daemon:
                 stand.egressd("serve"), cwd=str(stand.directory), env=clean_env(stand.lab, trust=False) | named | env,
                 privileged=not stand.lab.rootless, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log,
             )  # fmt: skip
+
+    def _forget(self) -> None:
+        """Lose what a predecessor said that was killed before anybody listened."""
+        with contextlib.suppress(BlockingIOError, TimeoutError):
+            while True:
+                self.notified.recv(4096, socket.MSG_DONTWAIT)
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
         """Ask the control API."""
