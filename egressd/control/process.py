@@ -15,6 +15,8 @@ from typing import Final
 
 _START: Final = "import gc, sys; gc.disable(); from egressd.gate.worker import start; start(sys.argv[1:])"
 """What is imported at the start is never garbage; the worker turns the collector on when all is there."""
+_ROOM: Final = 4 * 1024 * 1024
+"""Bytes of a worker's messages, as many as the kernel lets be, that need not be read yet: they outlive the worker."""
 _LOOK: Final = 0.05
 """Seconds between two questions whether it has ended, where there is no descriptor left to wait with."""
 
@@ -29,6 +31,7 @@ class WorkerProcess:
         """Start it; raises OSError."""
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
+            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM)
             with theirs:
                 self._process = subprocess.Popen(
                     [sys.executable, "-I", "-c", _START, str(theirs.fileno())],

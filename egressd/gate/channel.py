@@ -13,7 +13,9 @@ import contextlib
 import errno
 import fcntl
 import os
+import select
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,6 +34,8 @@ PAYLOAD_LIMIT = 64 * 1024 * 1024
 """Largest sealed payload in bytes: a policy of 100,000 hosts takes about 12 MiB."""
 
 _SENT_LOOK = 0.01
+PATIENCE = 0.25
+"""Seconds that `press` stands still for one backlog, in all."""
 _PEER_GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN})
 
 
@@ -114,6 +118,7 @@ class Channel[In: BaseModel]:
         self._loop = asyncio.get_running_loop()
         self._queue: deque[tuple[bytes, list[int]]] = deque()
         self._open = True
+        self._patience = PATIENCE
         self._deaf = False  # the other side is gone and takes nothing more
         sock.setblocking(False)
         self._loop.add_reader(sock.fileno(), self._readable)
@@ -151,6 +156,23 @@ class Channel[In: BaseModel]:
         self._loop.remove_writer(self._sock.fileno())
         self._sock.close()
         self._lose_queue()
+
+    def press(self) -> bool:
+        """Stand still until the kernel has all that was sent, PATIENCE at most for one backlog; returns whether it has.
+
+        What the kernel has is read by the other side even when this process is killed in the next moment.
+        """
+        if self._queue and self._open:
+            poll = select.poll()
+            poll.register(self._sock, select.POLLOUT)
+            while self._patience > 0:
+                began, before = time.monotonic(), len(self._queue)
+                poll.poll(self._patience * 1000)
+                self._flush()
+                self._patience -= time.monotonic() - began
+                if not self._queue or len(self._queue) == before:  # no more is taken, whatever the reason
+                    break
+        return not self._queue
 
     async def sent(self) -> None:
         """Return once the other side can read all that was sent, or will read nothing more."""
@@ -198,6 +220,8 @@ class Channel[In: BaseModel]:
             self._queue.popleft()
             for fd in fds:
                 os.close(fd)
+        if not self._queue:
+            self._patience = PATIENCE
         if self._open:
             self._loop.remove_writer(self._sock.fileno())
 

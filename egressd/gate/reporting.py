@@ -42,6 +42,8 @@ class ChannelRecorder:
             # Its answer goes out next. Were this process killed between the two, nobody else would know of the request:
             # the kernel counts connections and datagrams, and not what is inside of TLS.
             self.flush()
+            if self._channel is not None:
+                self._channel.press()
 
     async def commit(self, record: Record) -> None:
         """See `Recorder.commit`."""

@@ -295,8 +295,7 @@ def stormy(
     assert sum(record["count"] for record in lost) < 150 * kills
 
 
-# With kills it runs for over a minute, and on a machine under heavy load it has once found a refusal that was answered before its
-# record had left a worker that was killed then. The load without kills, below, is exact and runs always.
+# With kills it runs for over a minute. The load without kills, below, is exact and runs always.
 @pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_attempts_sent_are_records_found(stand: Stand, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,12 +4,15 @@ import asyncio
 import contextlib
 import os
 import socket
+import threading
+import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from egressd.gate.channel import MESSAGE_LIMIT, Channel, ChannelBroken, sealed, unsealed
+from egressd.gate.channel import MESSAGE_LIMIT, PATIENCE, Channel, ChannelBroken, sealed, unsealed
 from egressd.gate.messages import TO_CONTROL, TO_WORKER, ListenerSpec, Ready, Records, Serve, Spent
 
 
@@ -251,5 +254,53 @@ def test_the_end_waits_for_what_the_other_side_still_reads() -> None:
         other = End(far, TO_CONTROL)
         await waiting
         await other.until(lambda: len(other.messages) == 2_000)
+
+    with_pair(body)
+
+
+def records(number: int) -> Records:
+    return Records(batch=number, records=({"detail": "x" * 8000},))
+
+
+def test_pressing_stands_still_until_the_kernel_has_everything() -> None:
+    async def body(far: socket.socket, end: End) -> None:
+        count = 0
+        taken: list[bytes] = []
+        while not end.channel._queue:
+            end.channel.send(records(count := count + 1))
+        reader = threading.Thread(target=lambda: taken.extend(far.recv(MESSAGE_LIMIT) for _ in range(count)))
+        reader.start()
+        assert end.channel.press()
+        assert end.channel._queue == deque()
+        reader.join(30)
+        assert len(taken) == count
+
+    with_pair(body)
+
+
+def test_pressing_on_a_side_that_reads_nothing_is_over_soon_and_only_once_a_backlog() -> None:
+    async def body(far: socket.socket, end: End) -> None:
+        while len(end.channel._queue) < 3:
+            end.channel.send(records(1))
+        began = time.monotonic()
+        assert not end.channel.press()
+        first = time.monotonic() - began
+        assert not any(end.channel.press() for _ in range(1000))
+        assert first > PATIENCE / 2
+        assert time.monotonic() - began - first < first * 10
+        while end.channel._queue:  # it reads again: the next backlog is waited for anew
+            far.recv(MESSAGE_LIMIT)
+            end.channel._flush()
+        assert end.channel._patience == PATIENCE
+
+    with_pair(body)
+
+
+def test_pressing_on_a_side_that_is_gone_returns() -> None:
+    async def body(far: socket.socket, end: End) -> None:
+        while not end.channel._queue:
+            end.channel.send(records(1))
+        far.close()
+        assert end.channel.press()  # nothing waits any more
 
     with_pair(body)

@@ -18,11 +18,16 @@ class FakeChannel:
     def __init__(self) -> None:
         self.sent: list[Records] = []
         self.broken = False
+        self.pressed = 0
 
     def send(self, message: Any) -> None:
         if self.broken or len(message.model_dump_json()) > MESSAGE_LIMIT:
             raise ChannelBroken("closed")
         self.sent.append(message)
+
+    def press(self) -> bool:
+        self.pressed += 1
+        return True
 
 
 def record(number: int = 0, **more: Any) -> Record:
@@ -140,5 +145,26 @@ def test_a_refused_request_is_recorded_before_it_is_answered(layer: Any, event: 
             "a0",
             "a1",
         ]
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(
+    ("layer", "event", "pressed"),
+    [
+        ("request", "decision", 1),
+        ("request", "end", 0),
+        ("connection", "decision", 0),
+        ("dns", "decision", 0),
+    ],
+)
+def test_the_answer_of_a_refused_request_waits_until_the_kernel_has_its_record(
+    layer: Any, event: Any, pressed: int
+) -> None:
+    async def body() -> None:
+        recorder, channel = ChannelRecorder(), FakeChannel()
+        recorder.attach(channel)  # type: ignore[arg-type]  # a fake
+        recorder.put(Record(event=event, sandbox="s", attempt_id="a", root_id="r", layer=layer))
+        assert (len(channel.sent), channel.pressed) == (pressed, pressed)
 
     asyncio.run(body())
