@@ -37,7 +37,7 @@ class RequestAttempt:
     """One HTTP request: `target` is the origin-form as received (`/path?query`), `upgrade` the lower-case Upgrade token or None.
 
     `body` says whether the request carries one (a Content-Length above 0 or any Transfer-Encoding), `doh` whether it carries a
-    DNS question or wants an answer to one.
+    DNS question or wants an answer to one. `redeemed` is the grant for one request that this one has been given, by its id.
     """
 
     host: Name | Address
@@ -48,6 +48,7 @@ class RequestAttempt:
     upgrade: str | None = None
     body: bool = False
     doh: bool = False
+    redeemed: str | None = None
 
 
 type Attempt = DnsQuestion | ConnectionAttempt | RequestAttempt
@@ -58,7 +59,8 @@ class Decision:
     """The verdict on one attempt, why, and by which rule.
 
     `entry` is the entry that decided (its id and place go into the record), None for the default deny and the floor.
-    `would_deny` marks what only observe mode let through.
+    `would_deny` marks what only observe mode let through. `grant` is the approval that allowed it, by its id, and `once` says
+    that this one is for a single request.
     """
 
     verdict: Verdict
@@ -66,6 +68,8 @@ class Decision:
     entry: EffectiveEntry | None = None
     treatment: Treatment = "inspect"
     would_deny: bool = False
+    grant: str | None = None
+    once: bool = False
 
     @property
     def allowed(self) -> bool:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from ipaddress import ip_network
 
 from egressd.policy.addresses import Network, classify
 from egressd.policy.attempt import Address, Name
 from egressd.policy.effective import EffectiveEntry, EffectivePolicy
+from egressd.policy.grants import Held
 from egressd.policy.names import BadHost, parse_pattern
 from egressd.policy.paths import BadPattern
 from egressd.policy.requests import DEFAULT_REQUESTS, RequestPattern, parse_request_pattern
@@ -99,7 +100,10 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompiledPolicy:
-    """A policy ready to judge; made by `compile_policy` only, swapped whole, never changed."""
+    """A policy ready to judge; made by `compile_policy` only, swapped whole, never changed.
+
+    `grants` are a sandbox's own approvals by host (`grants.granted`); they are no part of the policy and not in its digest.
+    """
 
     effective: EffectivePolicy
     digest: str
@@ -109,6 +113,7 @@ class CompiledPolicy:
     below: dict[str, Level]
     web: Level
     networks: tuple[tuple[int, int, dict[int, Level]], ...]
+    grants: Mapping[str, tuple[Held, ...]] = field(default_factory=dict)
 
     @property
     def profile(self) -> str:
@@ -129,6 +134,7 @@ class CompiledPolicy:
         ends = [
             self.observe_end,
             *(end_of(entry.expires) for entry in self.effective.entries if entry.expires),
+            *(held.grant.ends for shelf in self.grants.values() for held in shelf),
         ]
         return min((end for end in ends if end > now), default=math.inf)
 

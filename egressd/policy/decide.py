@@ -3,7 +3,9 @@
 The theory, in the order of the code (law 6). A host that is no name, or lies below the floor, is denied whatever the rules say.
 Then denials, the organisation's first. Then, of the rules that allow or ask and cover the attempt, the most specific level of the
 host decides, in it the most specific path, and of those an ask before an allow, else the first in the file. Else the default: a
-deny that tells how near the nearest rule came, or in observe mode an allow that says it would have been a deny.
+deny that tells how near the nearest rule came, or in observe mode an allow that says it would have been a deny. Where this
+comes to an ask, or to the default deny, a grant that covers the attempt makes an allow of it, under the terms of the rule that
+asks, and where there is none under those of a rule for this request alone, without a credential.
 
 A connection comes before its requests and is judged without them. Where the most specific rule is a tunnel or a relay nobody will
 see requests, so the connection's decision is final, also for a request that asks. Where it is inspected, the connection is
@@ -31,6 +33,7 @@ from egressd.policy.attempt import (
 )
 from egressd.policy.compile import DEFAULT_PORTS, CompiledPolicy, Level, Rule, networks_of
 from egressd.policy.effective import EffectiveEntry
+from egressd.policy.grants import Held, find
 from egressd.policy.names import is_name
 from egressd.policy.paths import Target
 from egressd.policy.reasons import Reason
@@ -123,6 +126,8 @@ class _Bench:
     denials: tuple[Rule, ...]
     levels: tuple[Level, ...]
     observes: bool
+    grants: tuple[Held, ...] = ()
+    now: float = 0.0
 
     @property
     def looks_at_paths(self) -> bool:
@@ -130,13 +135,31 @@ class _Bench:
             rule.looks_at_paths for level in self.levels for rule in level
         )
 
+    def grant_for(self, scheme: str, port: int, *, opaque: bool) -> Held | None:
+        """A grant that could let something through on this scheme and port."""
+        for held in self.grants:
+            unread = held.grant.scope == "connection"
+            if held.lane == (scheme, port) and unread is opaque and held.lives(self.now):
+                return held
+        return None
+
+    def grant_of(self, attempt: RequestAttempt, target: Target) -> Held | None:
+        """The grant that lets a request through: the one that it holds, else one for many before one for a single request."""
+        found = [
+            held
+            for held in self.grants
+            if held.lives(self.now, attempt.redeemed) and held.covers(attempt, target)
+        ]
+        return min(found, key=lambda held: (held.grant.id != attempt.redeemed, held.grant.once), default=None)
+
 
 def _bench(policy: CompiledPolicy, host: Name | Address, now: float) -> _Bench:
     live = [tuple(rule for rule in level if rule.is_live(now)) for level in _levels(policy, host)]
     levels = tuple(tuple(rule for rule in level if not rule.is_deny) for level in live)
     # A bare address is a name error, not a default deny: observing does not let it through.
     literal = not isinstance(host, tuple)
-    return _Bench(literal, _denials(live), levels, not literal and policy.observes(now))
+    grants = find(policy.grants, host) if isinstance(host, tuple) else ()
+    return _Bench(literal, _denials(live), levels, not literal and policy.observes(now), grants, now)
 
 
 def _levels(policy: CompiledPolicy, host: Name | Address) -> list[Level]:
@@ -164,7 +187,8 @@ def _floor_of(host: Name | Address) -> Reason | None:
 def _question(bench: _Bench) -> Decision:
     """A name may be looked up if some connection to it could be allowed, or could be asked for."""
     best: Decision | None = None
-    for scheme, port in {lane: None for level in bench.levels for rule in level for lane in rule.lanes()}:
+    lanes = {lane: None for level in bench.levels for rule in level for lane in rule.lanes()}
+    for scheme, port in lanes | {held.lane: None for held in bench.grants}:
         decision = _connection(bench, scheme, port)
         if decision.allowed:
             return decision
@@ -184,17 +208,21 @@ def _connection(bench: _Bench, scheme: str, port: int) -> Decision:
         return denied
     winner = _carrier(bench, scheme, port)
     if winner is None:
-        return _default(
+        found = _default(
             bench,
             _nearest(_lane_miss(rule, scheme, port) for level in bench.levels for rule in level),
             scheme,
+        )
+        return _unless_granted(
+            found, bench.grant_for(scheme, port, opaque=False) if scheme != "tcp" else None
         )
     if winner.is_opaque:
         return _opaque(bench, winner, scheme, port)
     readers = [
         rule for level in bench.levels for rule in level if not rule.is_opaque and rule.covers(scheme, port)
     ]
-    return _approval(next((rule for rule in readers if rule.entry.effect == "allow"), readers[0]))
+    found = _approval(next((rule for rule in readers if rule.entry.effect == "allow"), readers[0]))
+    return _unless_granted(found, bench.grant_for(scheme, port, opaque=False))
 
 
 def _request(bench: _Bench, attempt: RequestAttempt) -> Decision:
@@ -222,8 +250,11 @@ def _request(bench: _Bench, attempt: RequestAttempt) -> Decision:
         broken = Reason.DOH
     if winner is None:
         misses = (_request_miss(rule, attempt, target) for level in bench.levels for rule in level)
-        return _default(bench, _nearest(misses), broken=broken)
-    return _approval(winner) if broken is None else Decision("deny", broken, winner.entry)
+        found = _default(bench, _nearest(misses), broken=broken)
+        return _unless_granted(found, bench.grant_of(attempt, target) if broken is None else None)
+    if broken is not None:
+        return Decision("deny", broken, winner.entry)
+    return _unless_granted(_approval(winner), bench.grant_of(attempt, target))
 
 
 def _denied(bench: _Bench, scheme: str, port: int) -> Decision | None:
@@ -250,7 +281,7 @@ def _opaque(bench: _Bench, winner: Rule, scheme: str, port: int) -> Decision:
             return _refusal(rule)
     level = next(level for level in bench.levels if winner in level)
     asking = (rule for rule in level if rule.entry.effect == "ask" and rule.covers(scheme, port))
-    return _approval(next(asking, winner))
+    return _unless_granted(_approval(next(asking, winner)), bench.grant_for(scheme, port, opaque=True))
 
 
 def _winner(bench: _Bench, attempt: RequestAttempt, target: Target) -> Rule | None:
@@ -347,6 +378,18 @@ def _approval(rule: Rule) -> Decision:
     if rule.entry.effect == "ask":
         return Decision("ask", Reason.APPROVAL_REQUIRED, rule.entry, rule.entry.treatment)
     return Decision("allow", Reason.RULE, rule.entry, rule.entry.treatment)
+
+
+def _unless_granted(found: Decision, held: Held | None) -> Decision:
+    """What a decision becomes where a grant covers the attempt. Only an ask and the default deny are ever handed in here."""
+    if held is None or found.allowed:
+        return found
+    grant = held.grant
+    if found.verdict == "ask" and found.entry is not None:
+        return Decision("allow", Reason.GRANT, found.entry, found.treatment, grant=grant.id, once=grant.once)
+    if found.entry is not None or held.grant.scope == "connection":
+        return found
+    return Decision("allow", Reason.GRANT, held.entry, grant=grant.id, once=grant.once)
 
 
 def _refusal(rule: Rule) -> Decision:
