@@ -13,7 +13,9 @@ from egressd.gate.inspector.pace import Pace
 from egressd.gate.inspector.pipe import PipeLayer
 from egressd.gate.inspector.turn import Turn
 from egressd.gate.inspector.uplink import Uplink
-from egressd.gate.inspector.veil import TURN
+from egressd.gate.inspector.veil import TURN, Veil
+
+_HEAD_END = b"\r\n\r\n"
 
 
 class Owner(Protocol):
@@ -68,9 +70,15 @@ class Intake:
                 self._pace.keep(data[at:])
                 self._loop.call_soon(self._owner.go_on)
                 break
-            whole = veil is None or (self._owner.sandbox_side.begun and not veil.inflates)
-            piece = data[at:] if whole or veil is None else data[at : at + veil.sip]
+            piece = data[at:] if veil is None else data[at : self._sip_end(veil, data, at)]
             at += len(piece)
             self._turn.came(len(piece))
             self._owner.feed(events.DataReceived(server, piece))
         self._owner.feed()
+
+    def _sip_end(self, veil: Veil, data: bytes, at: int) -> int:
+        """Return where the next piece ends: only a body may be coded, and the head that says so is no part of one."""
+        if self._owner.sandbox_side.begun:
+            return at + veil.sip if veil.inflates else len(data)
+        head = data.find(_HEAD_END, at)
+        return (head + len(_HEAD_END) if head >= 0 else at) + veil.sip

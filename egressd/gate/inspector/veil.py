@@ -90,25 +90,29 @@ class Veil:
 
     def head(self, response: http.Response, method: str) -> str | None:
         """Mask a final head, and make ready for its body; returns why that cannot be looked into, and then nothing may go on."""
-        fields, status = response.headers.fields, response.status_code
+        given, status = response.headers.fields, response.status_code
+        fields = given
+        names = {name.lower() for name, _ in fields}
         coding = coding_of(value for name, value in fields if name.lower() == b"content-encoding")
         bodiless = method == "HEAD" or status in (204, 304)
-        by_line = _is_by_line(response.headers.get("content-type", ""))
-        if by_line or "content-length" in response.headers:
+        by_line = any(_is_by_line(value) for name, value in fields if name.lower() == b"content-type")
+        if by_line or b"content-length" in names:
             self._scrubber = SteadyScrubber(self.mask, lines=by_line)
         if not bodiless:
             if isinstance(coding, Broken):
                 return coding.detail
-            if coding is not None and (status == 206 or "content-range" in response.headers):
+            if coding is not None and (status == 206 or b"content-range" in names):
                 return "a part of a coded body"
-            if any(map(_codes_messages, fields)):
+            if not names.isdisjoint(_MESSAGE_CODINGS) and any(map(_codes_messages, fields)):
                 return "messages are coded"
-            if status == 226 or "im" in response.headers:
+            if status == 226 or b"im" in names:
                 return "a difference to another body"
         if coding is not None and not isinstance(coding, Broken):
             fields = tuple(_weak(field) for field in fields if not _is_coded_only(field[0].lower()))
             self._inflater = None if bodiless else Inflater(coding)
-        response.headers = http.Headers(self.fields(fields))
+        masked = self.fields(fields)
+        if masked is not given:
+            response.headers = http.Headers(masked)
         response.data.reason = self.text(response.data.reason)
         return None
 
@@ -177,8 +181,8 @@ def _gives_key(name: bytes) -> bool:
     return folded in _SESSIONS or is_slot(folded)
 
 
-def _is_by_line(content_type: str) -> bool:
-    kind = content_type.partition(";")[0].strip().lower()
+def _is_by_line(content_type: bytes) -> bool:
+    kind = content_type.partition(b";")[0].strip().lower().decode("latin-1")
     return kind in _BY_LINE or kind.endswith(_BY_LINE_ENDINGS)
 
 
