@@ -212,7 +212,7 @@ async def _tally(namespace: Namespace) -> Tally | None:
     except (WiringError, OSError, TimeoutError) as error:
         say(f"the kernel's counts could not be read: {str(error) or type(error).__name__}")
         return None
-    return Tally(**dataclasses.asdict(counted)) if counted is not None else None
+    return Tally(**counted._asdict()) if counted is not None else None
 
 
 def _differing(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
