@@ -15,16 +15,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_DOOR, _INSPECTOR = "egressd.gate.door.visit:", "egressd.gate.inspector."
+_DOOR, _INSPECTOR = "egressd.gate.door.", "egressd.gate.inspector."
 WORKER: tuple[str, ...] = (
-    _DOOR + "original_destination",
-    _DOOR + "first_bytes",
+    _DOOR + "entering:original_destination",
+    _DOOR + "hearing:first_bytes",
     "egressd.gate.door.entrance:parse_proxy_head",
-    _DOOR + "parse_name",
-    _DOOR + "accept_tls",
-    _DOOR + "accept_plain",
-    _DOOR + "inspect",
-    _DOOR + "open_early",
+    _DOOR + "hearing:parse_name",
+    _DOOR + "passage:accept_tls",
+    _DOOR + "hearing:accept_plain",
+    _DOOR + "passage:inspect",
+    _DOOR + "hearing:inspect",
+    _DOOR + "passage:open_early",
     "egressd.gate.door.judgement:decide",
     "egressd.gate.permission:permit_place",
     "egressd.gate.door.splice:Splice.run",

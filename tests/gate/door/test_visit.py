@@ -16,8 +16,7 @@ import pytest
 from egressd.gate.connection import Services
 from egressd.gate.dialer import Dialed, DialFailed
 from egressd.gate.dns.synthetic import SyntheticNames
-from egressd.gate.door import judgement
-from egressd.gate.door import visit as visiting
+from egressd.gate.door import entering, judgement
 from egressd.gate.door.entrance import TRANSPARENT, Entrance
 from egressd.gate.door.visit import Visit
 from egressd.gate.limits import Budget
@@ -147,7 +146,7 @@ class Scene:
     ) -> bytes:
         """Run the visit while the client sends `sent` and reads to the end; returns what it read."""
         wanted = (self.destination, self.port) if self.destination is not None else None
-        monkeypatch.setattr(visiting, "original_destination", lambda sock: wanted)
+        monkeypatch.setattr(entering, "original_destination", lambda sock: wanted)
 
         async def body() -> bytes:
             client, ours = socket.socketpair()

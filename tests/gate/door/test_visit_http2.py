@@ -17,7 +17,8 @@ from h2.connection import H2Connection
 from h2.events import DataReceived, ResponseReceived, StreamEnded
 
 from egressd.gate.dialer import DialFailed
-from egressd.gate.door import visit as visiting
+from egressd.gate.door import entering
+from egressd.gate.door import passage as passaging
 from egressd.gate.door.visit import Visit
 from egressd.gate.inspector import upstream
 from egressd.gate.settings import Settings
@@ -84,7 +85,7 @@ async def door(
         assert isinstance(reserved, IPv4Address)
         lab.sandbox.names.confirm(NAME)
         destination = reserved
-    monkeypatch.setattr(visiting, "original_destination", lambda _: (destination, 443))
+    monkeypatch.setattr(entering, "original_destination", lambda _: (destination, 443))
     lab.services.leaves = Leaves(AUTHORITY.issuer)
     context = client_context(AUTHORITY.root_pem, offers)
     if not trusts:
@@ -331,7 +332,7 @@ def test_a_cut_while_the_upstream_is_opened_leaves_nothing_open(
                 opened.set()
                 await asyncio.sleep(60)
 
-            monkeypatch.setattr(visiting, "open_early", never)
+            monkeypatch.setattr(passaging, "open_early", never)
 
             async def client() -> None:
                 with contextlib.suppress(OSError):
