@@ -46,6 +46,7 @@ _STYLES = {
     "end": "dim",
     "sandbox": "cyan",
     "policy": "cyan",
+    "approval": "cyan",
 }
 
 type Verdict = Literal["allow", "deny", "ask"]

@@ -87,7 +87,7 @@ class _Cells:
 
 
 def _what(cell: _Cells, event: str) -> str:
-    if event in {"sandbox", "policy", "lost"}:
+    if event in {"sandbox", "policy", "approval", "lost"}:
         return cell("detail")
     target = _target(cell)
     return " ".join(filter(None, (target, _course(cell)))) if event == "end" else target

@@ -1,30 +1,39 @@
-"""The desk: where workers' questions for leases come in and answers go out, each beside a sealed payload."""
+"""The desk: where workers' questions come in and answers go out: for leases, each beside a sealed payload, and for approvals."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from egressd.control.lending import Lending
 from egressd.control.sandboxes import SandboxState
 from egressd.control.voice import say
 from egressd.credentials.lease import Lease
 from egressd.gate.channel import Channel, ChannelBroken, sealed
-from egressd.gate.messages import Ask, Lent
+from egressd.gate.messages import Ask, Lent, Petition, Petitioned, Plea, Redeem, Redeemed
 
 MOST: Final = 256
 """Questions that are open at a time; further ones are refused at once."""
 
 
-class Desk:
-    """Answers every question once: with a lease, or that there is none."""
+class Approvals(Protocol):
+    """Who puts to people what workers are asked for."""
 
-    def __init__(self, lending: Lending | None) -> None:
-        """Without `lending` nobody gets anything."""
+    async def hear(self, message: Petition | Plea | Redeem, sandbox: SandboxState) -> Petitioned | Redeemed:
+        """Answer a worker that carries the sandbox. Total."""
+
+
+class Desk:
+    """Answers every question once: with a lease, or that there is none; with what people say, or that nobody is asked."""
+
+    def __init__(self, lending: Lending | None, approvals: Approvals | None = None) -> None:
+        """Without `lending` nobody gets anything; without `approvals` nobody is asked."""
         self._lending = lending
+        self._approvals = approvals
         self._open = 0
+        self._put = 0
 
     async def answer(
         self, channel: Channel[Any], message: Ask, carried: Callable[[], SandboxState | None]
@@ -44,6 +53,31 @@ class Desk:
             _hand_over(channel, message.ticket, lease)
         except OSError as error:  # it waits in vain, and says that it has none
             say(f"a lease could not be handed over: {error.strerror}")
+
+    async def put(
+        self,
+        channel: Channel[Any],
+        message: Petition | Plea | Redeem,
+        carried: Callable[[], SandboxState | None],
+    ) -> None:
+        """Answer a worker that asks for people's approval, or to spend it; `carried` as for `answer`."""
+        answer: Petitioned | Redeemed = (
+            Redeemed(ticket=message.ticket, ok=False)
+            if isinstance(message, Redeem)
+            else Petitioned(ticket=message.ticket, state="refused", detail="nobody can be asked now")
+        )
+        sandbox = carried()
+        if sandbox is not None and self._approvals is not None and self._put < MOST:
+            self._put += 1
+            try:
+                answer = await self._approvals.hear(message, sandbox)
+            finally:
+                self._put -= 1
+        if message.ticket:
+            with contextlib.suppress(
+                ChannelBroken
+            ):  # it has died, or waits in vain and says that there is none
+                channel.send(answer)
 
     async def end(self, sandbox_id: str) -> None:
         """Take back everything lent to a sandbox; returns within a few seconds."""

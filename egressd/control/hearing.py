@@ -30,8 +30,11 @@ from egressd.gate.messages import (
     Drained,
     Gone,
     Pair,
+    Petition,
+    Plea,
     Ready,
     Records,
+    Redeem,
     Serving,
     Sharing,
     Spent,
@@ -103,6 +106,9 @@ class Hearing:
             case Ask():
                 carried = functools.partial(self._carried_by, worker, message.sandbox)
                 self._run(self._desk.answer(worker.channel, message, carried))
+            case Petition() | Plea() | Redeem():
+                carried = functools.partial(self._carried_by, worker, message.sandbox)
+                self._run(self._desk.put(worker.channel, message, carried))
             case Claim():
                 self._on_claim(worker, message)
             case Ready() | Drained():

@@ -33,8 +33,10 @@ from egressd.gate.messages import (
     Revoke,
     Serve,
     Share,
+    Stand,
     Unshare,
 )
+from egressd.gate.standing import NOTHING
 from egressd.policy.effective import EffectivePolicy
 from egressd.policy.reasons import Reason
 
@@ -143,6 +145,10 @@ class Post:
             self._hearing.leave(sandbox.id)
         for worker in self.workers:
             worker.given.discard(sandbox.id)
+
+    def stand(self, sandbox: SandboxState) -> None:
+        """Have it known how a sandbox's requests for access stand."""
+        self._tell(Stand(sandbox=sandbox.id), "an approval", (sandbox.standing_payload(),))
 
     def recall(self, leases: Sequence[str]) -> None:
         """Have these leases (by id) ended, and what is under way with them."""
@@ -386,6 +392,8 @@ class Post:
         levels = sandbox.levels_payload(time.monotonic())
         payloads = sandbox.policy_payload(), sandbox.pairs_payload(), levels
         worker.tell(message, payloads, [listener.socket.fileno() for listener in sandbox.listeners])
+        if sandbox.standing != NOTHING:
+            worker.tell(Stand(sandbox=sandbox.id), (sandbox.standing_payload(),))
 
     def _give_shared(self, worker: Worker, shared: SharedListeners) -> None:
         specs = tuple(listener.spec for listener in shared.listeners)

@@ -117,9 +117,14 @@ class Recording:
 
     def write(self, records: Sequence[dict[str, Any]]) -> None:
         """Write control's own records; a journal that cannot take them is complained of, never fatal."""
-        if not records:
-            return
+        if records:
+            self.keep(records)
+
+    def keep(self, records: Sequence[dict[str, Any]]) -> bool:
+        """Write control's own records; returns whether they are in the journal, for what may not happen where they are not."""
         try:
             self._journal.append(records)
-        except Exception as error:  # noqa: BLE001 -- what hangs on these records is not let out by them
+        except Exception as error:  # noqa: BLE001 -- whoever wrote them decides by what comes back
             self._complain(error)
+            return False
+        return True

@@ -190,6 +190,7 @@ class Roster:
             answers=wired.answers,
             own=wired.own,
             placeholders=life.keyring.placeholders,
+            expires=life.expires,
         )
         try:
             await self._supervisor.add(life.state)

@@ -14,6 +14,7 @@ from egressd.gate.account import Kind
 from egressd.gate.dns.synthetic import FIRST, LAST
 from egressd.gate.limits import HOSTS, Key, kept, limited
 from egressd.gate.messages import ListenerKind, ListenerSpec
+from egressd.gate.standing import NOTHING, Standing
 from egressd.policy.effective import EffectivePolicy
 from egressd.policy.names import parse_name
 
@@ -54,6 +55,7 @@ class SandboxState:
     left, and when (monotonic seconds) it was told, `host_levels` the same for each destination; `placeholders` what it holds in
     the place of keys, by credential. `root` is the fingerprint of the authority that it trusts; where nobody says which, the one
     that signs when it is added.
+    `standing` is how its requests for access stand, its grants among them; `expires` (Unix seconds) when it ends by itself.
     `token` (the SHA-256 of its proxy token, hex), `source`, `interface`, `answers` and `own` as in `messages.Serve`.
     """
 
@@ -72,6 +74,8 @@ class SandboxState:
     host_levels: dict[tuple[Key, str], tuple[float, float]] = field(default_factory=dict)
     placeholders: dict[str, str] = field(default_factory=dict)
     root: str = ""
+    standing: Standing = NOTHING
+    expires: float | None = None
     _addresses: set[str] = field(default_factory=set)
     _kept: tuple[EffectivePolicy, frozenset[Key]] | None = None
 
@@ -83,6 +87,10 @@ class SandboxState:
     def policy_payload(self) -> bytes:
         """The policy as the worker reads it."""
         return self.policy.model_dump_json().encode()
+
+    def standing_payload(self) -> bytes:
+        """How its requests for access stand, as the worker reads it."""
+        return self.standing.model_dump_json().encode()
 
     def pairs_payload(self) -> bytes:
         """The synthetic pairs as the worker reads them."""

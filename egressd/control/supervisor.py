@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from egressd.control.ca import Authority
-from egressd.control.desk import Desk
+from egressd.control.desk import Approvals, Desk
 from egressd.control.flowtable import FlowTable
 from egressd.control.lending import Lending
 from egressd.control.post import Post
@@ -51,22 +51,26 @@ class Supervisor:
         lending: Lending | None = None,
         sources: Sources | None = None,
         proxy_credentials: Path | None = None,
+        approvals: Approvals | None = None,
     ) -> None:
         """Nothing runs before `start`, but for `first`: a process that was started early, to be the first worker.
 
-        Without `lending` no worker gets a credential. `sources` are those of every supervisor, where there are several.
+        Without `lending` no worker gets a credential, without `approvals` no person is asked for anything.
+        `sources` are those of every supervisor, where there are several.
         `proxy_credentials` is the file with `user:password` for the proxy in the settings, read for each worker anew.
         """
         self._outfit = Outfit(settings, authority, proxy_credentials)
         self._records = Recording(journal)
-        self._desk = Desk(lending)
+        self._desk = Desk(lending, approvals)
         self._sources = sources or Sources()
         self._posts = [
             Post(
                 f"w{number}",
                 self._outfit,
                 self._records,
-                Desk(lending),  # one each, so that no worker's questions keep another's from being answered
+                Desk(
+                    lending, approvals
+                ),  # one each, so that no worker's questions keep another's from being answered
                 self._sources,
                 failed,
                 first if number == 1 else None,
@@ -149,6 +153,18 @@ class Supervisor:
             listener.socket.close()
         await self._desk.end(sandbox_id)  # last: nothing of it is under way any more
 
+    def find(self, sandbox_id: str) -> SandboxState | None:
+        """Return a sandbox that is carried, None for any other."""
+        post = self._at.get(sandbox_id)
+        return post.sandboxes.get(sandbox_id) if post is not None else None
+
+    def stand(self, sandbox_id: str) -> None:
+        """Tell a sandbox's workers how its requests for access stand: what went by a grant that is gone is cut."""
+        post = self._at.get(sandbox_id)
+        sandbox = post.sandboxes.get(sandbox_id) if post is not None else None
+        if post is not None and sandbox is not None:
+            post.stand(sandbox)
+
     def recall(self, leases: Sequence[str]) -> None:
         """Have these leases (by id) ended, and what is under way with them."""
         for post in self._posts:
@@ -201,6 +217,10 @@ class Supervisor:
     def write(self, records: Sequence[dict[str, Any]]) -> None:
         """Write control's own records; a journal that cannot take them is complained of, never fatal."""
         self._records.write(records)
+
+    def recorded_all(self, records: Sequence[dict[str, Any]]) -> bool:
+        """Write control's own records; returns whether they are in the journal."""
+        return self._records.keep(records)
 
     def _place(self, sandbox: SandboxState) -> Post:
         if sandbox.token is not None or sandbox.source is not None:

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from egressd.gate.asking import Asking
 from egressd.gate.leases import Leases
 from egressd.gate.recorder import Recorder
 from egressd.gate.sandbox import Sandbox
@@ -34,6 +35,7 @@ class Services:
 
     `certificate` is the authority's public one, PEM; `inspection` are the site's own addons (`inspector.site`); without
     `leases` no credential is attached, and what needs one is refused; `placeholders` are those of all sandboxes of the worker.
+    Without `asking` no person is asked for an approval, and no grant for a single request counts.
     """
 
     settings: Settings
@@ -44,6 +46,7 @@ class Services:
     inspection: tuple[Any, ...] = ()
     leases: Leases | None = None
     placeholders: set[str] = field(default_factory=set)
+    asking: Asking | None = None
 
 
 @dataclass(slots=True)

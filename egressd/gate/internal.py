@@ -11,11 +11,16 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from ipaddress import IPv4Address
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from egressd.gate import access
+from egressd.gate.pages import Asked as Asked  # as for what stands below
+from egressd.gate.pages import Facts, Plea
+from egressd.gate.pages import Page as Page
+from egressd.gate.pages import Unanswered as Unanswered
 from egressd.policy.effective import EffectiveEntry, EffectivePolicy, EntryLimits, Rate
+from egressd.policy.internal import ACCESS as ACCESS
 from egressd.policy.internal import NAME as NAME  # the gate asks this module for its name and its judgement
 from egressd.policy.internal import judge as judge
 from egressd.policy.internal import unanswered
@@ -33,49 +38,24 @@ MOST_REQUESTS = 60
 """What is shown of a long policy; how much is left out is said."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request for one of the pages; `target` in origin form, `json` if the client would rather have that."""
-
-    method: str
-    target: str
-    json: bool = False
-    body: bool = False
-    upgrade: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """What is answered."""
-
-    content_type: str
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Unanswered:
-    """What is not answered, why, with which status, and what to do instead."""
-
-    reason: Reason
-    status: int
-    hint: str
-    allow: str | None = None
-
-
-def answer(asked: Asked, sandbox: Sandbox, certificate: bytes, now: float) -> Page | Unanswered:
-    """Return the page for a request of this very sandbox, or why there is none; total.
+def answer(asked: Asked, sandbox: Sandbox, certificate: bytes, now: float) -> Page | Plea | Unanswered:
+    """Return the page for a request of this very sandbox, what it pleads for, or why there is nothing; total.
 
     `certificate` is the public certificate of the authority, PEM; `now` is Unix seconds, by which rules expire.
     """
     here = "See http://egressd.internal/ for what is here."
     reason = unanswered(asked.method, asked.target, body=asked.body, upgrade=asked.upgrade)
     if reason is Reason.METHOD_NOT_ALLOWED:
-        return Unanswered(reason, 405, "Only GET and HEAD are answered here.", "GET, HEAD")
+        allowed = "GET, HEAD, POST" if asked.target.partition("?")[0] == ACCESS else "GET, HEAD"
+        return Unanswered(reason, 405, f"Only {allowed.replace(', ', ' and ')} are answered here.", allowed)
     if reason is Reason.BODY_NOT_ALLOWED or reason is Reason.UPGRADE_NOT_ALLOWED:
-        return Unanswered(reason, 400, "Ask with a plain GET.")
+        what = "Ask with a plain GET." if asked.method != "POST" else f"Send no body: {access.HOW_TO_ASK}"
+        return Unanswered(reason, 400, what)
     path = asked.target.partition("?")[0]
     if path == "/ca.crt" and certificate:
         return Page("application/x-pem-file", certificate)
+    if asked.method == "POST":
+        return access.plea_of(asked.target)
     view = _VIEWS.get(path)
     if view is None:
         return Unanswered(Reason.PATH_NOT_ALLOWED, 404, here)
@@ -87,11 +67,9 @@ def answer(asked: Asked, sandbox: Sandbox, certificate: bytes, now: float) -> Pa
     return Page("text/plain; charset=utf-8", lines.encode("ascii", "backslashreplace"))
 
 
-type _Facts = dict[str, Any]
-
 # /
 
-_INDEX: Final[_Facts] = {
+_INDEX: Final[Facts] = {
     "what": "egressd is the only way out of this sandbox. It judges every DNS query, connection and HTTP request by this"
     " sandbox's rules, refuses at once what they do not allow, and writes every attempt down. This page is egressd"
     " itself; nothing asked here leaves the sandbox.",
@@ -99,6 +77,7 @@ _INDEX: Final[_Facts] = {
         "/whoami": "which sandbox this is",
         "/policy": "what can be reached from here",
         "/denials": "what was refused lately, why, and what to do about it",
+        "/access": "how requests for access stand, and how to make one",
         "/ca.crt": "the certificate that clients in here must trust (PEM)",
     },
     "reading_a_denial": [
@@ -111,17 +90,17 @@ _INDEX: Final[_Facts] = {
     "what_to_do": [
         "Look at /denials for the reason and its hint, and at /policy for what is allowed instead.",
         "Where the hint says to correct the request, correct it.",
-        "Where no rule allows it, ask the operator: name the host, method and path, what they are for, and the attempt.",
+        "Where no rule allows it, or it needs an approval, ask for it at /access: the request, and what it is for.",
         "Do not repeat a refused request unchanged, and do not look for another way out: there is none.",
     ],
 }
 
 
-def _index(_sandbox: Sandbox, _now: float) -> _Facts:
+def _index(_sandbox: Sandbox, _now: float) -> Facts:
     return _INDEX
 
 
-def _tell_index(facts: _Facts) -> Iterable[str]:
+def _tell_index(facts: Facts) -> Iterable[str]:
     yield from (facts["what"], "", "Pages (JSON for those who ask with Accept: application/json):")
     yield from (f"  http://egressd.internal{path:9}  {text}" for path, text in facts["pages"].items())
     yield from ("", "How a denial looks:", *(f"  * {line}" for line in facts["reading_a_denial"]))
@@ -131,7 +110,7 @@ def _tell_index(facts: _Facts) -> Iterable[str]:
 # /whoami
 
 
-def _whoami(sandbox: Sandbox, _now: float) -> _Facts:
+def _whoami(sandbox: Sandbox, _now: float) -> Facts:
     return {
         "sandbox": sandbox.id,
         "profile": sandbox.policy.profile,
@@ -140,7 +119,7 @@ def _whoami(sandbox: Sandbox, _now: float) -> _Facts:
     }
 
 
-def _tell_whoami(facts: _Facts) -> Iterable[str]:
+def _tell_whoami(facts: Facts) -> Iterable[str]:
     yield from (f"{name}: {facts[name]}" for name in ("sandbox", "profile", "policy"))
     # quoted: a label is whatever the operator wrote, line breaks included
     yield from (f"label {json.dumps(key)}: {json.dumps(value)}" for key, value in facts["labels"].items())
@@ -149,7 +128,7 @@ def _tell_whoami(facts: _Facts) -> Iterable[str]:
 # /denials
 
 
-def _denials(sandbox: Sandbox, _now: float) -> _Facts:
+def _denials(sandbox: Sandbox, _now: float) -> Facts:
     told = []
     for denial in sandbox.denials.latest():
         words = WORDS[denial.reason]
@@ -169,7 +148,7 @@ def _denials(sandbox: Sandbox, _now: float) -> _Facts:
     return {"sandbox": sandbox.id, "denials": told}
 
 
-def _tell_denials(facts: _Facts) -> Iterable[str]:
+def _tell_denials(facts: Facts) -> Iterable[str]:
     if not facts["denials"]:
         yield "Nothing was refused lately."
         return
@@ -188,12 +167,12 @@ def _tell_denials(facts: _Facts) -> Iterable[str]:
 # /policy
 
 
-def _policy(sandbox: Sandbox, now: float) -> _Facts:
+def _policy(sandbox: Sandbox, now: float) -> Facts:
     policy: EffectivePolicy = sandbox.policy.effective
     today = dt.datetime.fromtimestamp(now, dt.UTC).date()
     live = [entry for entry in policy.entries if entry.expires is None or entry.expires >= today]
     live.sort(key=lambda entry: _EFFECTS.index(entry.effect))
-    facts: _Facts = {
+    facts: Facts = {
         "profile": policy.profile,
         "policy": sandbox.policy.digest,
         "otherwise": "allow" if sandbox.policy.observes(now) else "deny",
@@ -207,7 +186,7 @@ def _policy(sandbox: Sandbox, now: float) -> _Facts:
 _EFFECTS: Final = ("allow", "ask", "deny")
 
 
-def _entry(entry: EffectiveEntry) -> _Facts:
+def _entry(entry: EffectiveEntry) -> Facts:
     # Beside hosts, `addresses` confine where these may resolve: the network's business, not the sandbox's.
     hosts = entry.hosts or (("any public web site",) if entry.public_web else entry.addresses)
     requests: Sequence[str] = entry.requests
@@ -215,7 +194,7 @@ def _entry(entry: EffectiveEntry) -> _Facts:
     whole = entry.effect == "deny" and (entry.schemes, entry.ports) == (("https",), (443,))
     if not requests and entry.treatment == "inspect" and entry.effect != "deny":
         requests = ("GET,HEAD /**",)
-    facts: _Facts = {
+    facts: Facts = {
         "effect": entry.effect,
         "hosts": list(hosts[:MOST_HOSTS]),
         "hosts_left_out": max(0, len(hosts) - MOST_HOSTS),
@@ -271,7 +250,7 @@ _TREATMENTS: Final = {
 _VERBS: Final = {"allow": "ALLOWED", "ask": "NEEDS A PERSON'S APPROVAL", "deny": "DENIED"}
 
 
-def _tell_policy(facts: _Facts) -> Iterable[str]:
+def _tell_policy(facts: Facts) -> Iterable[str]:
     yield f"What can be reached from this sandbox (profile {facts['profile']}, policy {facts['policy']})."
     yield "A denial wins over everything; then the most specific entry wins."
     if facts["otherwise"] == "allow":
@@ -286,7 +265,7 @@ def _tell_policy(facts: _Facts) -> Iterable[str]:
         yield from ("", f"... and {facts['entries_left_out']} more entries")
 
 
-def _tell_entry(entry: _Facts) -> Iterable[str]:
+def _tell_entry(entry: Facts) -> Iterable[str]:
     more = f" and {entry['hosts_left_out']} more" if "hosts_left_out" in entry else ""
     yield f"{_VERBS[entry['effect']]}: {', '.join(entry['hosts'])}{more}"
     if entry["effect"] != "deny":
@@ -303,9 +282,10 @@ def _tell_entry(entry: _Facts) -> Iterable[str]:
     yield f"  rule: {entry['rule']} ({entry['place']})"
 
 
-_VIEWS: Final[dict[str, tuple[Callable[[Sandbox, float], _Facts], Callable[[_Facts], Iterable[str]]]]] = {
+_VIEWS: Final[dict[str, tuple[Callable[[Sandbox, float], Facts], Callable[[Facts], Iterable[str]]]]] = {
     "/": (_index, _tell_index),
     "/whoami": (_whoami, _tell_whoami),
     "/denials": (_denials, _tell_denials),
+    "/access": (access.facts, access.tell),
     "/policy": (_policy, _tell_policy),
 }

@@ -15,6 +15,10 @@ from egressd.gate.settings import Settings
 TARGET_LIMIT = 16 * 1024
 """Longest request target, in characters, that a credential can be asked for; the rules allow 8 KiB."""
 
+PLEA_LIMIT = 2048
+WHY_LIMIT = 500
+"""Longest request that a sandbox asks for, and its longest words about it, in characters."""
+
 type ListenerKind = Literal["transparent", "explicit", "socks", "direct", "dns-udp", "dns-tcp", "nflog"]
 
 
@@ -173,6 +177,32 @@ class Drain(_Message):
     seconds: FiniteFloat = Field(ge=0)
 
 
+class Stand(_Message):
+    """Control → worker: how this sandbox's requests for access stand from now on. Descriptor 0: the `standing.Standing`."""
+
+    type: Literal["stand"] = "stand"
+    sandbox: str
+
+
+class Petitioned(_Message):
+    """Control → worker: what came of a `Petition` or a `Plea`: it waits as `approval`, was answered already, or why it is not put
+    to people (`refused`, with `detail` of words that name nothing of other sandboxes)."""
+
+    type: Literal["petitioned"] = "petitioned"
+    ticket: int
+    state: Literal["waiting", "approved", "denied", "refused"]
+    approval: str = Field(default="", max_length=64)
+    detail: str = Field(default="", max_length=200, pattern=r"^[\x20-\x7e]*$")
+
+
+class Redeemed(_Message):
+    """Control → worker: the grant is that request's, or (`ok` false) it is not."""
+
+    type: Literal["redeemed"] = "redeemed"
+    ticket: int
+    ok: bool
+
+
 class Ready(_Message):
     """Worker → control: imported, isolated, waiting for sandboxes."""
 
@@ -256,6 +286,43 @@ class Ask(_Message):
     upgrade: str | None = Field(default=None, max_length=64)
 
 
+class Petition(_Message):
+    """Worker → control: an attempt of this sandbox needs a person's approval; with ticket 0 nobody waits for the answer.
+
+    `path` is without the query. Where the attempt is a connection that nobody reads (`opaque`), there is no method and no path.
+    """
+
+    type: Literal["petition"] = "petition"
+    ticket: int = Field(ge=0)
+    sandbox: str = Field(max_length=128)
+    scheme: Literal["https", "http", "tcp"]
+    host: str = Field(max_length=256)
+    port: int = Field(ge=1, le=65_535)
+    opaque: bool = False
+    method: str = Field(default="", max_length=64)
+    path: str = Field(default="", max_length=TARGET_LIMIT)
+
+
+class Plea(_Message):
+    """Worker → control: the sandbox asks for a request (`METHOD URL`, or `tcp://host:port`), and says why."""
+
+    type: Literal["plea"] = "plea"
+    ticket: int
+    sandbox: str = Field(max_length=128)
+    request: str = Field(max_length=PLEA_LIMIT)
+    why: str = Field(max_length=WHY_LIMIT)
+
+
+class Redeem(_Message):
+    """Worker → control: the request of this attempt id wants to be the one that this grant is for."""
+
+    type: Literal["redeem"] = "redeem"
+    ticket: int
+    sandbox: str = Field(max_length=128)
+    grant: str = Field(max_length=64)
+    attempt: str = Field(max_length=64)
+
+
 class Spent(_Message):
     """Worker → control: keep this level of a limit's bucket; what lies above it is spent after this was sent.
 
@@ -284,8 +351,26 @@ type ToWorker = (
     | Claimed
     | Lent
     | Recall
+    | Stand
+    | Petitioned
+    | Redeemed
 )
-type ToControl = Ready | Serving | Sharing | Adopted | Drained | Gone | Records | Pair | Claim | Spent | Ask
+type ToControl = (
+    Ready
+    | Serving
+    | Sharing
+    | Adopted
+    | Drained
+    | Gone
+    | Records
+    | Pair
+    | Claim
+    | Spent
+    | Ask
+    | Petition
+    | Plea
+    | Redeem
+)
 
 TO_WORKER: TypeAdapter[ToWorker] = TypeAdapter(Annotated[ToWorker, Field(discriminator="type")])
 TO_CONTROL: TypeAdapter[ToControl] = TypeAdapter(Annotated[ToControl, Field(discriminator="type")])

@@ -8,6 +8,7 @@ from typing import Protocol
 from egressd.gate.denials import Denials
 from egressd.gate.dns.synthetic import SyntheticNames
 from egressd.gate.limits import Budget
+from egressd.gate.standing import NOTHING, Standing
 from egressd.policy.attempt import Address
 from egressd.policy.compile import CompiledPolicy
 from egressd.policy.reasons import Reason
@@ -28,7 +29,7 @@ class Live(Protocol):
 
 @dataclass(slots=True)
 class Sandbox:
-    """A workload's whole state in this worker; `policy` is swapped whole on reload."""
+    """A workload's whole state in this worker; `policy` is swapped whole on reload and holds the sandbox's grants."""
 
     id: str
     policy: CompiledPolicy
@@ -45,5 +46,7 @@ class Sandbox:
     signing: int = 0
     """Bytes of bodies that are kept to be signed."""
     denials: Denials = field(default_factory=Denials)
+    standing: Standing = NOTHING
+    """How its requests for access stand; the grants are in `policy` too."""
     own: tuple[Address, ...] | None = None
     """Where its names lead if not each to an address of its own: to these of egressd, or to the one that was asked (`()`)."""

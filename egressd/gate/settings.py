@@ -40,6 +40,8 @@ class Settings(BaseModel):
     idle_timeout: float = Field(default=900.0, gt=0)
     connections: int = Field(default=512, gt=0)
     new_connections_per_second: int = Field(default=250, gt=0)
+    approval_hold: float = Field(default=0.0, ge=0, le=15)
+    """How long a request that needs an approval is held for it before it is refused."""
     upstream_ca: str | None = None
     upstream_proxy: UpstreamProxy | None = None
     inspect_addons: tuple[str, ...] = ()

@@ -30,13 +30,13 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z\Z", re.ASCII)
 
 _WORKER_EVENTS = frozenset({"decision", "end", "lost"})
 _CLOSED: dict[str, frozenset[str]] = {
-    "event": _WORKER_EVENTS | {"sandbox", "policy"},
+    "event": _WORKER_EVENTS | {"sandbox", "policy", "approval"},
     "layer": frozenset({"dns", "connection", "request", "packet"}),
     "verdict": frozenset({"allow", "deny", "ask"}),
     "reason": frozenset(Reason),
     "treatment": frozenset({"inspect", "tunnel", "relay"}),
 }
-_IDENTIFIERS = frozenset({"attempt_id", "root_id"})
+_IDENTIFIERS = frozenset({"attempt_id", "root_id", "grant"})
 _NUMBERS: dict[str, tuple[int, int]] = {
     "port": (0, 65_535),
     "count": (1, 2**53),
@@ -52,6 +52,7 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     "lost": ("count",),
     "sandbox": (),
     "policy": (),
+    "approval": ("detail",),
 }
 
 

@@ -6,7 +6,7 @@ length and a hash.
 
 Events: `decision` (one for each attempt, written before the first upstream byte), `end` (at close), `lost`
 (records that the kernel or a limit dropped, counted), `sandbox` (created, ready, gone), `policy` (loaded,
-refused).
+refused), `approval` (what was asked of people, and what they said).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NOBODY = "unknown"
 """Stands for the sandbox in the record of an attempt that belongs to none; no sandbox has this id."""
 
 type Layer = Literal["dns", "connection", "request", "packet"]
-type Event = Literal["decision", "end", "lost", "sandbox", "policy"]
+type Event = Literal["decision", "end", "lost", "sandbox", "policy", "approval"]
 
 
 def new_id() -> str:
@@ -60,7 +60,8 @@ class Record:
     `time` is RFC 3339 UTC in microseconds and is set at creation; `seq` is set by control when it writes.
     `place` is `file:line`. `host` is the judged name in normal form, `host_raw` what was sent when that
     differs or does not parse. `address` and `port` are what the sandbox dialled; `upstream` what egressd
-    dialled. `credential` and `lease` name what was attached, `lease_expires` (RFC 3339) its end. `source` is the
+    dialled. `grant` is the approval that allowed it.
+    `credential` and `lease` name what was attached, `lease_expires` (RFC 3339) its end. `source` is the
     address that the attempt came from, where sandboxes are told apart by it. `count` folds repeats. Bytes are payload
     bytes, `up` from the sandbox. docs/records.md explains each field.
     """
@@ -77,6 +78,7 @@ class Record:
     place: str | None = None
     treatment: str | None = None
     would_deny: bool | None = None
+    grant: str | None = None
     profile: str | None = None
     policy: str | None = None
     labels: dict[str, str] | None = None
@@ -116,6 +118,7 @@ class Record:
         self.treatment = decision.treatment
         if decision.would_deny:
             self.would_deny = True
+        self.grant = decision.grant
         if decision.entry is not None:
             self.rule = decision.entry.id
             self.place = decision.entry.place

@@ -12,7 +12,9 @@ from egressd.policy.reasons import Reason
 
 NAME: Final[Name] = ("egressd", "internal")
 
-PAGES: Final = ("/", "/whoami", "/policy", "/denials", "/ca.crt")
+ACCESS: Final = "/access"
+"""Where a sandbox sees how its requests for access stand, and makes one (POST)."""
+PAGES: Final = ("/", "/whoami", "/policy", "/denials", ACCESS, "/ca.crt")
 
 _PORTS: Final = {"http": 80, "https": 443}
 _ALLOWED: Final = Decision("allow", Reason.INTERNAL_PAGE)
@@ -32,7 +34,7 @@ def judge(attempt: Attempt) -> Decision | None:
 
 def unanswered(method: str, target: str, *, body: bool = False, upgrade: bool = False) -> Reason | None:
     """Return why a request for one of the pages is not answered, None when it is; `target` is in origin form."""
-    if method not in ("GET", "HEAD"):
+    if method not in ("GET", "HEAD") and (method, target.partition("?")[0]) != ("POST", ACCESS):
         return Reason.METHOD_NOT_ALLOWED
     if body or upgrade:
         return Reason.BODY_NOT_ALLOWED if body else Reason.UPGRADE_NOT_ALLOWED

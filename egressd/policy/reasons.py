@@ -150,7 +150,8 @@ WORDS: dict[Reason, Words] = {
         "Look at what the request carries; retrying it unchanged cannot work.",
     ),
     Reason.APPROVAL_REQUIRED: Words(
-        "this destination needs a person's approval", "Ask for the approval, then try again."
+        "this destination needs a person's approval",
+        "Ask for it at http://egressd.internal/access, then try again.",
     ),
     Reason.PORT_NOT_ALLOWED: Words("this port of the host is not allowed", _ASK),
     Reason.SCHEME_NOT_ALLOWED: Words(

@@ -114,6 +114,12 @@ class Templates:
         self.samples.setdefault(made, samples[0])
 
 
+def template_of(path: str) -> str | None:
+    """Return one path with what looks made up for one object as `*`; None where nothing but stars would be left."""
+    segments = tuple("*" if _is_object(part) else part for part in path[1:].split("/"))
+    return "/" + "/".join(segments) if _names_something(segments) else None
+
+
 def _names_something(segments: Segments) -> bool:
     """Whether a pattern says anything but how many segments there are."""
     return any(part not in ("*", "**", "") for part in segments) or segments == ("",)

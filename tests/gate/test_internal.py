@@ -124,11 +124,11 @@ def test_no_rule_can_give_the_name_to_anybody_else() -> None:
 
 def test_the_index_names_every_page_and_says_what_to_do() -> None:
     shown = text("/")
-    for path in ("/whoami", "/policy", "/denials", "/ca.crt"):
+    for path in ("/whoami", "/policy", "/denials", "/access", "/ca.crt"):
         assert f"http://egressd.internal{path}" in shown
         assert path in facts("/")["pages"]
     assert "x-egressd-reason" in shown
-    assert "ask the operator" in shown
+    assert "ask for it at /access" in shown
 
 
 def test_whoami_is_the_sandbox_and_its_labels_cannot_forge_a_line() -> None:

@@ -56,7 +56,7 @@ def test_the_table_of_fields_names_every_field_in_the_order_it_is_written() -> N
 def test_between_them_the_examples_use_every_field_event_layer_channel_and_verdict_but_ask() -> None:
     seen = [{key: value for key, value in each.items() if isinstance(value, str)} for each in examples()]
     assert {field for each in examples() for field in each} == set(FIELDS)
-    assert {each["event"] for each in seen} == {"decision", "end", "lost", "sandbox", "policy"}
+    assert {each["event"] for each in seen} == {"decision", "end", "lost", "sandbox", "policy", "approval"}
     assert {each["layer"] for each in seen if "layer" in each} == {"dns", "connection", "request", "packet"}
     channels = {each["channel"] for each in seen if "channel" in each}
     ways = {"transparent", "connect", "absolute", "socks", "direct"}
@@ -66,7 +66,7 @@ def test_between_them_the_examples_use_every_field_event_layer_channel_and_verdi
 @pytest.mark.parametrize("example", examples(), ids=lambda each: f"{each['seq']} {each['event']}")
 def test_an_example_is_what_control_would_write(example: dict[str, Any]) -> None:
     sent = {key: value for key, value in example.items() if key != "seq"}
-    own = example["event"] in {"sandbox", "policy"}
+    own = example["event"] in {"sandbox", "policy", "approval"}
     written = admit(sent, None if own else {example["sandbox"]}, SECONDS_IN_2027)
     assert written | {"seq": example["seq"], "time": example["time"]} == example
     assert list(example) == [field for field in FIELDS if field in example]

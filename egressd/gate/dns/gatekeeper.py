@@ -9,7 +9,8 @@
 | any other type | NODATA, `dns_type` | as AAAA; PTR is NXDOMAIN |
 
 Names that are never answered (floor, single labels, reverse, unparsable) get NXDOMAIN in both modes. egressd's own name is
-answered like an allowed one, with an address that is always the same.
+answered like an allowed one, with an address that is always the same. A name that needs an approval is answered like an
+allowed one too: what is asked of it has to arrive, so that a person can be asked for it.
 egressd's own address is answered in the families that it has; the other is NODATA.
 Nothing here leads to a query upstream: an answer needs no more than the policy and the map of names.
 """
@@ -119,10 +120,11 @@ def plan(
     if isinstance(name, BadHost):
         return _error(base, Decision("deny", name.reason), wire.NXDOMAIN)
     base = replace(base, name=name, host_raw=None if format_name(name) == spelling else spelling)
+    # A name that a person may yet allow leads where it can be asked for: every connection there is judged anew.
     # The floor comes before anything a rule says; our own name lies on it for rules, and is for the judge to know.
     floor = is_floor_name(name) if name != internal.NAME else None
     decision = judge(name) if floor is None else Decision("deny", floor)
-    if not decision.allowed:
+    if decision.verdict == "deny":
         return _denied(base, query.qtype, decision, mode, _EXPLAINING if own is None else own)
     if own is not None and query.qtype in _VERSIONS:
         return _led_here(replace(base, decision=decision), _of_type(query.qtype, own))

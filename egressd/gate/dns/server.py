@@ -194,7 +194,11 @@ class DnsServer:
 
     def _over_names(self, plan: Plan) -> str | None:
         """Count a name that gets an address for the first time; return the limit of its rule that it is over, if any."""
-        if plan.name is None or not plan.decision.allowed or (plan.kind != "reserve" and self._own is None):
+        if (
+            plan.name is None
+            or plan.decision.verdict == "deny"
+            or (plan.kind != "reserve" and self._own is None)
+        ):
             return None
         sandbox, now, entry = self._sandbox, self._monotonic(), plan.decision.entry
         if sandbox.policy.effective.limits.names is None and (entry is None or entry.limits.names is None):
@@ -221,14 +225,14 @@ class DnsServer:
         self._ledger.write(record)
         if plan.name is not None and self._own is not None:
             self._sandbox.names.note(plan.name, record.attempt_id)
-        elif plan.name is not None and plan.decision.allowed:
+        elif plan.name is not None and plan.decision.verdict != "deny":
             self._sandbox.names.touch(plan.name, record.attempt_id)
         return plan.pack(udp=way is UDP)
 
     async def _reserve(self, pending: _Pending) -> Reply:
         """Give an allowed name its address, have pair and record stored, then answer."""
         plan, way = pending.plan, pending.way
-        assert plan.name is not None  # only a name is ever allowed
+        assert plan.name is not None  # only a name ever gets an address
         try:
             async with asyncio.timeout(STORE_TIMEOUT):
                 address = await self._stored(plan.name)

@@ -8,6 +8,8 @@ way leaves the refusal in place.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import math
 import sys
 import time
 import traceback
@@ -16,7 +18,7 @@ from typing import Any, Final, cast
 
 from mitmproxy import http
 
-from egressd.gate import internal
+from egressd.gate import access, internal
 from egressd.gate.connection import Connection
 from egressd.gate.inspector import credential, site, websocket
 from egressd.gate.inspector.binding import Names, Unbound, bind
@@ -25,6 +27,7 @@ from egressd.gate.inspector.exchange import Exchange
 from egressd.gate.inspector.fields import onward_request, onward_response
 from egressd.gate.inspector.head import Field
 from egressd.gate.inspector.refusal import Refusal, prefers_json
+from egressd.gate.pages import Asked, Plea, Unanswered
 from egressd.gate.recorder import AuditUnavailable
 from egressd.policy.attempt import DENIED, ConnectionAttempt, Decision, RequestAttempt
 from egressd.policy.decide import decide
@@ -74,18 +77,14 @@ class PolicyAddon:
         exchange.target = flow.request.path
         exchange.accept = flow.request.headers.get("accept")
         decision, detail = self._judge(flow, exchange)
+        if decision.verdict == "ask" and self.connection.services.asking is not None:
+            return self._ask(flow, exchange, decision, detail)
         if not decision.allowed:
             flow.response = as_response(exchange.deny(decision, detail))
             return None
         if decision.reason is Reason.INTERNAL_PAGE:
-            flow.response = as_response(exchange.answer(decision, self._own_page(exchange)))
-            return None
-        refused = self._inspect(flow, decision)
-        if refused is not None:
-            flow.response = as_response(exchange.deny(*refused))
-            return None
-        exchange.decision, exchange.policy = decision, self.connection.sandbox.policy
-        return self._admit(flow, exchange)
+            return self._answer_ourselves(flow, exchange, decision)
+        return self._pass(flow, exchange, decision)
 
     def responseheaders(self, flow: http.HTTPFlow) -> None:
         """Make a response fit for the sandbox and let it stream."""
@@ -98,7 +97,66 @@ class PolicyAddon:
         if addons := self.connection.services.inspection:
             site.show(addons, flow)
 
+    # approvals
+
+    async def _ask(
+        self, flow: http.HTTPFlow, exchange: Exchange, decision: Decision, detail: str | None
+    ) -> None:
+        """Put a request to people and refuse it; where it may be held, let it go on if one allows it in time."""
+        connection, asking = self.connection, self.connection.services.asking
+        assert asking is not None
+        if exchange.attempt is not None:
+            opaque = decision.treatment != "inspect"
+            exchange.petitioned = await asking.petition(
+                connection.sandbox.id, exchange.attempt, opaque=opaque
+            )
+        seconds = connection.services.settings.approval_hold
+        waits = exchange.petitioned is not None and exchange.petitioned.state == "waiting"
+        if seconds and waits and self._leads_there():
+            await asking.hold(connection.sandbox.id, lambda: self._is_settled(exchange), seconds)
+            decision, detail = self._judge(flow, exchange)
+            if decision.allowed:
+                admitting = self._pass(flow, exchange, decision)
+                if admitting is not None:
+                    await admitting
+                return
+        flow.response = as_response(exchange.deny(decision, detail))
+
+    def _is_settled(self, exchange: Exchange) -> bool:
+        """Whether people have spoken about a request that is held, or the sandbox has gone."""
+        sandbox, answer = self.connection.sandbox, exchange.petitioned
+        row = next(
+            (row for row in sandbox.standing.rows if answer is not None and row.id == answer.approval), None
+        )
+        return sandbox.revoked or (row is not None and row.state != "waiting")
+
+    def _leads_there(self) -> bool:
+        """Whether a connection that was made before anybody allowed it leads to its host by itself.
+
+        One to an address where many names lead is begun anew, as is one that was answered in HTTP/2 without its server.
+        """
+        connection = self.connection
+        return connection.destination.proved == connection.host and connection.alpn != "h2"
+
+    async def _plead(self, flow: http.HTTPFlow, exchange: Exchange, decision: Decision, plea: Plea) -> None:
+        """Put a sandbox's own request for access to people, and tell it what comes of it."""
+        asking, sandbox = self.connection.services.asking, self.connection.sandbox
+        answer = await asking.plead(sandbox.id, plea.request, plea.why) if asking is not None else None
+        told = access.pleaded(answer, as_json=prefers_json(exchange.accept))
+        flow.response = as_response(exchange.answer(decision, told))
+
     # the judgement
+
+    def _pass(
+        self, flow: http.HTTPFlow, exchange: Exchange, decision: Decision
+    ) -> Coroutine[Any, Any, None] | None:
+        """Go on with a request that the policy allows: ask the site's addons, then have it admitted."""
+        refused = self._inspect(flow, decision)
+        if refused is not None:
+            flow.response = as_response(exchange.deny(*refused))
+            return None
+        exchange.decision, exchange.policy = decision, self.connection.sandbox.policy
+        return self._admit(flow, exchange)
 
     def _inspect(self, flow: http.HTTPFlow, decision: Decision) -> tuple[Decision, str] | None:
         """Ask the site's own addons about a request that the policy allows; return its denial if it is refused."""
@@ -118,18 +176,30 @@ class PolicyAddon:
             return None
         return Decision("deny", Reason.DENIED_BY_INSPECTION, decision.entry), f"by {who}"
 
-    def _own_page(self, exchange: Exchange) -> internal.Page | internal.Unanswered:
+    def _answer_ourselves(
+        self, flow: http.HTTPFlow, exchange: Exchange, decision: Decision
+    ) -> Coroutine[Any, Any, None] | None:
         assert exchange.attempt is not None
-        attempt = exchange.attempt
-        asked = internal.Asked(
+        attempt, sandbox = exchange.attempt, self.connection.sandbox
+        asked = Asked(
             attempt.method,
             attempt.target,
             prefers_json(exchange.accept),
             attempt.body,
             attempt.upgrade is not None,
         )
-        connection = self.connection
-        return internal.answer(asked, connection.sandbox, connection.services.certificate, time.time())
+        services = self.connection.services
+        answer = internal.answer(asked, sandbox, services.certificate, time.time())
+        if isinstance(answer, Plea):
+            later = services.asking.wait_to_plead(sandbox.id) if services.asking is not None else 0.0
+            if not later:
+                return self._plead(flow, exchange, decision, answer)
+            exchange.retry_after = min(math.ceil(later), 3600)
+            answer = Unanswered(
+                Reason.RATE_LIMITED, 429, "Ask less often; see /access for what waits already."
+            )
+        flow.response = as_response(exchange.answer(decision, answer))
+        return None
 
     def _judge(self, flow: http.HTTPFlow, exchange: Exchange) -> tuple[Decision, str | None]:
         connection, request = self.connection, flow.request
@@ -140,7 +210,8 @@ class PolicyAddon:
         if connection.sandbox.revoked:
             return Decision("deny", Reason.REVOKED), None
         per_request = connection.channel == "absolute" and connection.decision != DENIED
-        if not connection.decision.allowed and not per_request:
+        asked = connection.decision.verdict == "ask"
+        if not connection.decision.allowed and not per_request and not asked:
             return connection.decision, None
         names = Names(
             host=connection.host,
@@ -158,9 +229,12 @@ class PolicyAddon:
         if all(raw == bound.authority for raw in (*hosts, authority) if raw):
             exchange.host_raw = None  # nothing was spelled otherwise
         own = (bound.host, bound.port) == (connection.host, connection.destination.port)
-        if own and not connection.decision.allowed:
+        if own and not connection.decision.allowed and not asked:
             return connection.decision, None
-        return self._decide(flow, exchange, fields)
+        decision, detail = self._decide(flow, exchange, fields)
+        if own and asked and decision.allowed and not self._leads_there():
+            return connection.decision, "approved since, on a connection that leads nowhere"
+        return decision, detail
 
     def _mismatch(self, hosts: list[bytes], authority: bytes) -> Decision:
         """A client that reuses an HTTP/2 connection for another name (RFC 9113 §9.1.1): 421 sends it to a connection of its own.
@@ -238,6 +312,12 @@ class PolicyAddon:
                 exchange.deny(Decision("deny", changed), "while a lease was asked for")
             )
             return
+        if exchange.decision.once and not await self._redeem(exchange):
+            asks = exchange.decision.entry is not None and exchange.decision.entry.effect == "ask"
+            again = Decision("ask", Reason.APPROVAL_REQUIRED, exchange.decision.entry)
+            used = again if asks else Decision("deny", Reason.NOT_ALLOWED)
+            flow.response = as_response(exchange.deny(used, "its grant was for one request, which has come"))
+            return
         try:
             refusal, exchange.refusal, exchange.status = exchange.refusal, None, None
             async with asyncio.timeout(COMMIT_TIMEOUT):
@@ -261,6 +341,16 @@ class PolicyAddon:
         request.stream = True
         flow.response = None
         exchange.admitted = True
+
+    async def _redeem(self, exchange: Exchange) -> bool:
+        """Have a grant for one request spent on this one, by control, which does so once; from here on the request holds it."""
+        asking, grant, attempt = self.connection.services.asking, exchange.decision.grant, exchange.attempt
+        if asking is None or grant is None or attempt is None:
+            return False
+        if not await asking.redeem(self.connection.sandbox.id, grant, exchange.attempt_id):
+            return False
+        exchange.attempt = dataclasses.replace(attempt, redeemed=grant)
+        return True
 
     def _late(self, exchange: Exchange) -> Reason | None:
         """Say why a request that was allowed may no longer go."""

@@ -11,13 +11,15 @@ from typing import Final
 
 from egressd.credentials.attach import Body
 from egressd.credentials.lease import Lease
-from egressd.gate import internal
 from egressd.gate.account import Account, Over
+from egressd.gate.asking import hint_of
 from egressd.gate.connection import Connection
 from egressd.gate.inspector.binding import Bound
 from egressd.gate.inspector.refusal import Refusal, Refused, answer_http, refuse_http
 from egressd.gate.inspector.veil import Veil
 from egressd.gate.inspector.websocket import Offer
+from egressd.gate.messages import Petitioned
+from egressd.gate.pages import Page, Unanswered
 from egressd.gate.permission import Permission, Place, permit_place
 from egressd.journal.record import Record, clip, new_id, timestamp
 from egressd.policy.attempt import DENIED, Decision, RequestAttempt
@@ -55,6 +57,8 @@ class Exchange:
     account: Account | None = None
     """The limits that bind it, once it was counted against them."""
     retry_after: int | None = None
+    petitioned: Petitioned | None = None
+    """What came of putting it to people."""
     lease: Lease | None = None
     """What is attached to it, and may not come back in its response."""
     body: Body = Body.PASSES
@@ -157,12 +161,18 @@ class Exchange:
         """Say why this request may not go to `place`, None if it may."""
         return self.permission(place)
 
-    def refuse(self, reason: Reason, own: internal.Unanswered | None = None) -> Refusal:
+    def refuse(self, reason: Reason, own: Unanswered | None = None) -> Refusal:
         """Make and keep the response that says why this request was refused; nothing is recorded by it.
 
         `own` are the particulars of a refusal by egressd's own pages.
         """
         connection = self.connection
+        hint, approval = own.hint if own is not None else None, None
+        if reason is Reason.APPROVAL_REQUIRED and connection.services.asking is not None:
+            hint, approval = (
+                hint_of(self.petitioned),
+                self.petitioned.approval if self.petitioned is not None else None,
+            )
         refused = Refused(
             attempt_id=self.attempt_id,
             sandbox=connection.sandbox.id,
@@ -172,8 +182,9 @@ class Exchange:
             accept=self.accept,
             retry_after=self._retry_after(reason),
             status=own.status if own is not None else None,
-            hint=own.hint if own is not None else None,
+            hint=hint,
             allow=own.allow if own is not None else None,
+            approval=approval or None,
         )
         self.admitted = False
         self.refusal = refuse_http(reason, refused)
@@ -214,9 +225,9 @@ class Exchange:
         judged = self.decided and self.refusal.reason is self.decision.reason
         return Reason.COMPLETED if judged else self.refusal.reason
 
-    def answer(self, allowed: Decision, answer: internal.Page | internal.Unanswered) -> Refusal:
+    def answer(self, allowed: Decision, answer: Page | Unanswered) -> Refusal:
         """Answer the request as egressd itself, and write its decision record; it is never admitted, so nothing leaves."""
-        if isinstance(answer, internal.Unanswered):
+        if isinstance(answer, Unanswered):
             refusal = self.refuse(answer.reason, answer)
             self._decided_by(Decision("deny", answer.reason), "at egressd itself")
             return refusal

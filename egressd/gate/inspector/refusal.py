@@ -41,6 +41,8 @@ class Refused:
     hint: str | None = None
     allow: str | None = None
     """What the words of a reason cannot know: another status and hint, and for a 405 the methods that there are."""
+    approval: str | None = None
+    """As what it waits for a person."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,7 @@ def _json(reason: Reason, sentence: str, hint: str, refused: Refused) -> bytes:
         "sandbox": refused.sandbox,
         "attempt": refused.attempt_id,
         "hint": hint,
+        "approval": refused.approval,
         "more": _MORE,
         "retry_after": refused.retry_after,
     }
