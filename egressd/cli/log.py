@@ -17,7 +17,9 @@ import typer
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
+from typer.core import TyperGroup
 
+from egressd.cli import log_verify
 from egressd.cli.rows import HEADER, Row, row_of
 from egressd.journal.reader import (
     BadFilter,
@@ -31,6 +33,7 @@ from egressd.journal.reader import (
 from egressd.journal.record import to_line
 
 _STDIN = "-"
+_SHOW = "show"
 _SAMPLE = 500
 """Rows that are looked at for the widths before the first is printed; all others flow through."""
 _COLUMNS = len(HEADER) - 1
@@ -63,9 +66,22 @@ class _Out(Console):
         raise BrokenPipeError
 
 
+class Verbs(TyperGroup):
+    """What stands below `log`; where none of them is named, the records are shown."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # typer hands in its own Context
+        """Return what is left of the arguments, the verb first."""
+        return super().parse_args(ctx, args if args and args[0] in self.commands else [_SHOW, *args])
+
+
 def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("log", help="Show what was tried, and what became of it.")(log)
+    """Add the verb and those below it."""
+    verbs = typer.Typer(cls=Verbs, rich_markup_mode=None)
+    verbs.command(_SHOW, help="Show what was tried, and what became of it. Below: `log verify`, `log key`.")(
+        log
+    )
+    log_verify.register(verbs)
+    app.add_typer(verbs, name="log", help="Show what was tried, and what became of it.")
 
 
 def log(

@@ -23,6 +23,7 @@ from egressd.control.config_file import (
     GatewaySection,
     InspectSection,
     LimitsSection,
+    RecordSection,
     Section,
     ServeSection,
     UpstreamSection,
@@ -30,6 +31,7 @@ from egressd.control.config_file import (
 from egressd.control.paths import Paths, default_paths
 from egressd.gate.settings import Settings
 from egressd.gate.via import parse_proxy_url
+from egressd.journal.rotation import Terms, folder_of
 from egressd.rulefiles.document import Document, Node
 from egressd.rulefiles.problems import Code, Findings, Place, Problems
 from egressd.rulefiles.shape import fit
@@ -81,6 +83,7 @@ class Config:
     upstream: UpstreamSection
     inspect: InspectSection
     limits: LimitsSection
+    record: RecordSection
     explicit: ExplicitSection
     gateway: GatewaySection
     serve: ServeSection
@@ -102,6 +105,10 @@ class Config:
             **self.limits.model_dump(exclude_none=True),
         )
 
+    def terms(self) -> Terms:
+        """Return how the journal is kept."""
+        return Terms(**self.record.model_dump())
+
     @property
     def proxy_credentials(self) -> Path | None:
         """The file with `user:password` for the operator's own proxy."""
@@ -115,7 +122,7 @@ class Config:
         api = self.serve.api
         paths.update(Path(path) for path in (api.key, api.token.file) if path is not None)
         if isinstance(self.journal, Path):
-            paths.add(self.journal)
+            paths.update((self.journal, folder_of(self.journal)))
         if self.file is not None:
             paths.add(self.file)
         paths.update(map(Path, self.inspect.addons))
@@ -220,11 +227,12 @@ def values(config: Config) -> Iterator[tuple[str, Any]]:
         yield key, str(value) if isinstance(value, Path) else value
 
 
+_DAEMONS_OWN = ("serve.", "explicit.", "gateway.", "record.")
+
+
 def comparable(config: Config) -> dict[str, Any]:
     """Return what must be the same for a sandbox that one process makes and another has served: all but the daemon's own keys."""
-    told = {
-        key: value for key, value in values(config) if not key.startswith(("serve.", "explicit.", "gateway."))
-    }
+    told = {key: value for key, value in values(config) if not key.startswith(_DAEMONS_OWN)}
     return told | {"config": str(config.file) if config.file is not None else None}
 
 
@@ -344,6 +352,7 @@ def _resolved(model: ConfigFile, read: Path | None, paths: Paths) -> Config:
         upstream=model.upstream,
         inspect=model.inspect,
         limits=model.limits,
+        record=model.record,
         explicit=model.explicit,
         gateway=model.gateway,
         serve=model.serve,

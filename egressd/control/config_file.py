@@ -118,6 +118,22 @@ class ExplicitSection(Section):
     hops: list[str] = Field(default_factory=list, max_length=64)
 
 
+class RecordSection(Section):
+    """How the journal is kept. Sizes are bytes, ages seconds; 0 sets no limit.
+
+    A file is closed over `max_size`, or once its first line is `max_age` old; of the closed files `max_files` are kept, none
+    longer than `retain`. `fsync` says whether a record outlives a power failure: never waited for, within a second, or
+    before anything goes by it; `on_full` what becomes of attempts whose record finds no room on the disk.
+    """
+
+    max_size: int = Field(default=1 << 30, ge=0)
+    max_age: float = Field(default=0.0, ge=0)
+    max_files: int = Field(default=0, ge=0)
+    retain: float = Field(default=0.0, ge=0)
+    fsync: Literal["never", "interval", "each"] = "interval"
+    on_full: Literal["deny", "drop-and-count"] = "deny"
+
+
 class GatewaySection(Section):
     """Interfaces of this host, bridges mostly, with nothing but sandboxes behind them."""
 
@@ -138,6 +154,7 @@ class ConfigFile(Section):
     upstream: UpstreamSection = UpstreamSection()
     inspect: InspectSection = InspectSection()
     limits: LimitsSection = LimitsSection()
+    record: RecordSection = RecordSection()
     explicit: ExplicitSection = ExplicitSection()
     gateway: GatewaySection = GatewaySection()
     serve: ServeSection = ServeSection()

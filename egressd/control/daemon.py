@@ -27,6 +27,7 @@ from egressd.control.estate import Estate, StateError
 from egressd.control.explicit import ExplicitWiring
 from egressd.control.gateway import GatewayWiring
 from egressd.control.health import Health
+from egressd.control.journaling import Keeper
 from egressd.control.lending import Lending
 from egressd.control.notify import Notifier
 from egressd.control.roster import Roster
@@ -44,7 +45,7 @@ from egressd.control.wirings import Wiring
 from egressd.credentials.broker import Broker
 from egressd.credentials.providers.base import take_variables
 from egressd.journal.record import Event, Record, new_id
-from egressd.journal.writer import Journal, JournalUnavailable
+from egressd.journal.writer import JournalUnavailable
 from egressd.policy.credential import CredentialsFile
 from egressd.wiring.inherited import taken
 
@@ -111,8 +112,9 @@ class Daemon:
             await health.start(config.serve.health)
         authority = load_or_create(config.ca, time.time())
         self._trust = build_trust(config.ca.trust, authority.trusted_pem)
-        journal = self._journal = Journal(config.journal)
-        stack.callback(journal.close)
+        keeper = Keeper(config)
+        stack.push_async_callback(keeper.close)
+        journal = self._journal = keeper.journal
         file = self._rules.credentials or _NO_CREDENTIALS
         if file.credentials and (unlocked := keep_from_swap()) is not None:
             say(unlocked)

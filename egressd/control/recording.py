@@ -34,8 +34,8 @@ class Recording:
 
     @property
     def may_block(self) -> bool:
-        """Whether records go to a pipe, whose reader may be slow."""
-        return self._journal.target == "-"
+        """Whether a write can take long: a pipe's reader may be slow, a disk that is waited for always is."""
+        return self._journal.may_block
 
     def begin(self, sandbox_id: str) -> None:
         """Count the records of this sandbox from now on."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from egressd.control.ca import load_or_create
 from egressd.control.config import Config
+from egressd.control.journaling import Keeper
 from egressd.control.keyring import Exposed, Keyring
 from egressd.control.process import WorkerProcess
 from egressd.control.proof import NotReady, prove
@@ -27,7 +28,6 @@ from egressd.control.trust import build_trust
 from egressd.control.voice import say
 from egressd.control.watch import LOOK, changes, marks
 from egressd.journal.record import Event, Record, new_id
-from egressd.journal.writer import Journal
 from egressd.policy.reasons import Reason
 from egressd.wiring.launch import writable
 from egressd.wiring.namespace import Namespace, SandboxSpec, WiringError
@@ -81,11 +81,11 @@ class Session:
         if self._keyring.used and (unlocked := keep_from_swap()) is not None:
             notes.append(unlocked)
         lending = self._keyring.begin()
-        journal = Journal(self._config.journal)
+        keeper = Keeper(self._config)
         supervisor = Supervisor(
             settings,
             authority,
-            journal,
+            keeper.journal,
             failed=self._worker_failed,
             first=self._first,
             lending=lending,
@@ -107,7 +107,7 @@ class Session:
         finally:
             await self._take_down(supervisor, self._namespace)
             await self._keyring.close()
-            journal.close()
+            await keeper.close()
 
     async def _make(self, spec: SandboxSpec) -> Namespace:
         """Make the namespace and read its rules back; raises NotReady where they are not as wanted."""

@@ -98,8 +98,9 @@ def spec_of(
         seeds={name: str(path) for name, path in trust.nss.items()},
         hostname="sandbox",
     )
-    # With its folder: an editor replaces a file by renaming, which takes the mask away.
-    more = (*covering(bare, str(config.credentials)), *keyring.masks(bare))
+    # With its folder: an editor replaces a file by renaming, which takes the mask away; and so does a rotation.
+    renamed = [config.credentials, *([config.journal] if isinstance(config.journal, Path) else [])]
+    more = (*(place for path in renamed for place in covering(bare, str(path))), *keyring.masks(bare))
     spec = dataclasses.replace(bare, masks=tuple(dict.fromkeys((*bare.masks, *more))))
     try:
         keyring.check(spec)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, get_args
 
-from egressd.journal.record import FIELDS, SCHEMA, TEXT_LIMIT, clip, timestamp, to_line
+from egressd.journal.record import FIELDS, SCHEMA, TEXT_LIMIT, Alert, clip, timestamp, to_line
 from egressd.policy.reasons import Reason
 
 CLOCK_TOLERANCE = 300.0
@@ -25,19 +25,24 @@ LABEL_VALUE_LIMIT = 256
 
 _CLIPPED_LIMIT = TEXT_LIMIT + 64  # a text that was clipped at its source ends with its length and hash
 _MARK = re.compile(r"…\[\d{1,12} bytes, sha256 [0-9a-f]{16}\]\Z")
+IDENTIFIER = "^[0-9A-Za-z._:-]{1,64}$"
 _IDENTIFIER = re.compile(r"[0-9A-Za-z._:-]{1,64}\Z")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z\Z", re.ASCII)
 
 _WORKER_EVENTS = frozenset({"decision", "end", "lost"})
-_CLOSED: dict[str, frozenset[str]] = {
-    "event": _WORKER_EVENTS | {"sandbox", "policy", "approval"},
+_CHAINED = ("prev", "signature")
+"""What the chain says of a line; nobody else does, control's other parts neither."""
+_CONTROL_FIELDS = frozenset({"alert", "torn", "key"})
+CLOSED: dict[str, frozenset[str]] = {
+    "event": _WORKER_EVENTS | {"sandbox", "policy", "approval", "alert", "head", "journal"},
     "layer": frozenset({"dns", "connection", "request", "packet"}),
     "verdict": frozenset({"allow", "deny", "ask"}),
     "reason": frozenset(Reason),
     "treatment": frozenset({"inspect", "tunnel", "relay"}),
+    "alert": frozenset(get_args(Alert.__value__)),
 }
 _IDENTIFIERS = frozenset({"attempt_id", "root_id", "grant"})
-_NUMBERS: dict[str, tuple[int, int]] = {
+NUMBERS: dict[str, tuple[int, int]] = {
     "port": (0, 65_535),
     "count": (1, 2**53),
     "status": (0, 999),
@@ -46,13 +51,16 @@ _NUMBERS: dict[str, tuple[int, int]] = {
     "duration_ms": (0, 2**53),
 }
 _ALWAYS = ("event", "sandbox", "attempt_id", "root_id")
-_NEEDED: dict[str, tuple[str, ...]] = {
+NEEDED: dict[str, tuple[str, ...]] = {
     "decision": ("layer", "verdict", "reason"),
     "end": ("layer", "reason"),
     "lost": ("count",),
     "sandbox": (),
     "policy": (),
     "approval": ("detail",),
+    "alert": ("alert",),
+    "head": ("key",),
+    "journal": ("detail",),
 }
 
 
@@ -72,6 +80,8 @@ def admit(fields: Mapping[str, Any], sandboxes: Collection[str] | None, now: flo
         raise BadRecord(f"unknown field {clip(min(map(str, unknown)), 64)!r}")
     if fields.get("schema", SCHEMA) != SCHEMA or fields.get("seq") is not None:
         raise BadRecord("schema and seq are control's to say")
+    if any(name in fields for name in _CHAINED):
+        raise BadRecord("what stands before a line is the chain's to say")
     admitted: dict[str, Any] = {"time": _time(fields.get("time"), now), "schema": SCHEMA, "seq": None}
     for name, value in fields.items():
         if value is not None and name not in admitted:
@@ -109,13 +119,15 @@ def _check_whole(record: Mapping[str, Any], sandboxes: Collection[str] | None) -
         if name not in record:
             raise BadRecord(f"no {name}")
     event = record["event"]
-    for name in _NEEDED[event]:
+    for name in NEEDED[event]:
         if name not in record:
             raise BadRecord(f"{event} without {name}")
     if sandboxes is None:
         return
     if event not in _WORKER_EVENTS:
         raise BadRecord(f"event {event} from a worker")
+    if not _CONTROL_FIELDS.isdisjoint(record):
+        raise BadRecord("a field that is control's alone")
     if record["sandbox"] not in sandboxes:
         raise BadRecord("a record for another worker's sandbox")
 
@@ -147,7 +159,7 @@ def _clip_once(value: str) -> str:
 
 
 def _closed(name: str, value: Any) -> str:
-    if not isinstance(value, str) or value not in _CLOSED[name]:
+    if not isinstance(value, str) or value not in CLOSED[name]:
         raise BadRecord(f"{name} is none of its values")
     return str(value)
 
@@ -159,7 +171,7 @@ def _identifier(name: str, value: Any) -> str:
 
 
 def _number(name: str, value: Any) -> int | float:
-    low, high = _NUMBERS[name]
+    low, high = NUMBERS[name]
     whole = name != "duration_ms"
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         raise BadRecord(f"{name} is not a number")
@@ -186,9 +198,9 @@ def _labels(name: str, value: Any) -> dict[str, str]:
 
 
 def _check_of(name: str) -> Callable[[str, Any], Any]:
-    if name in _CLOSED:
+    if name in CLOSED:
         return _closed
-    if name in _NUMBERS:
+    if name in NUMBERS:
         return _number
     if name in _IDENTIFIERS:
         return _identifier
@@ -196,4 +208,4 @@ def _check_of(name: str) -> Callable[[str, Any], Any]:
 
 
 _KNOWN = frozenset(FIELDS)
-_CHECKS = {name: _check_of(name) for name in FIELDS if name not in {"time", "schema", "seq"}}
+_CHECKS = {name: _check_of(name) for name in FIELDS if name not in {"time", "schema", "seq", *_CHAINED}}

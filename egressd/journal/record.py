@@ -6,7 +6,8 @@ length and a hash.
 
 Events: `decision` (one for each attempt, written before the first upstream byte), `end` (at close), `lost`
 (records that the kernel or a limit dropped, counted), `sandbox` (created, ready, gone), `policy` (loaded,
-refused), `approval` (what was asked of people, and what they said).
+refused), `approval` (what was asked of people, and what they said), `alert` (a person should look at this), `head` (the
+chain so far, signed), `journal` (what became of the file itself).
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ NOBODY = "unknown"
 """Stands for the sandbox in the record of an attempt that belongs to none; no sandbox has this id."""
 
 type Layer = Literal["dns", "connection", "request", "packet"]
-type Event = Literal["decision", "end", "lost", "sandbox", "policy", "approval"]
+type Event = Literal["decision", "end", "lost", "sandbox", "policy", "approval", "alert", "head", "journal"]
+type Alert = Literal["metadata", "dns_tunnel", "placeholder", "key"]
+"""A metadata endpoint was tried; names that look like data; a placeholder, or a key, where it should not be."""
 
 
 def new_id() -> str:
@@ -63,7 +66,8 @@ class Record:
     dialled. `grant` is the approval that allowed it.
     `credential` and `lease` name what was attached, `lease_expires` (RFC 3339) its end. `source` is the
     address that the attempt came from, where sandboxes are told apart by it. `count` folds repeats. Bytes are payload
-    bytes, `up` from the sandbox. docs/records.md explains each field.
+    bytes, `up` from the sandbox. `torn`, `key`, `prev` and `signature` are the chain's own (`chain`, `heads`), set as it is
+    written. docs/records.md explains each field.
     """
 
     event: Event
@@ -106,7 +110,12 @@ class Record:
     bytes_up: int | None = None
     bytes_down: int | None = None
     duration_ms: float | None = None
+    alert: str | None = None
     detail: str | None = None
+    torn: str | None = None
+    key: str | None = None
+    prev: str | None = None
+    signature: str | None = None
     time: str = dataclasses.field(default_factory=lambda: timestamp(time.time()))
     schema: int = SCHEMA
     seq: int | None = None

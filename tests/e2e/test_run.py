@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import shutil
 
 import pytest
+from jsonschema import Draft202012Validator
 
+from egressd.journal.schema import schema
 from egressd.lab.stand import Stand
 
 pytestmark = pytest.mark.e2e
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def sh(text: str) -> list[str]:
@@ -254,3 +259,32 @@ def test_the_names_must_agree(stand: Stand) -> None:
     ]
     assert stand.lab.attacker_hits() == []
     assert stand.lab.requests() == []
+
+
+def test_every_record_of_a_run_fits_the_schema_and_its_chain_holds(stand: Stand) -> None:
+    script = (
+        "curl -sS -o /dev/null https://api.lab-origin.com/n; curl -sS https://evil-lab.com/; getent hosts pastebin.com;"
+        "curl -sS http://169.254.169.254/; curl -sS -X DELETE https://api.lab-origin.com/n; ping -c1 -W1 192.0.2.1"
+    )
+    for _ in range(2):  # the second goes on where the first ended
+        stand.run(
+            sh(f"exec >/dev/null 2>&1; {script}"), flags=["--label", "task=7", "--traceparent", TRACEPARENT]
+        )
+    validator = Draft202012Validator(schema())
+    records = stand.records()
+    for record in records:
+        validator.validate(record)
+    assert {r["layer"] for r in records if r["event"] == "decision"} == {
+        "dns",
+        "connection",
+        "request",
+        "packet",
+    }
+    own = [r for r in records if r["event"] in {"decision", "end", "sandbox"}]
+    assert {(r["labels"]["task"], r["traceparent"]) for r in own} == {("7", TRACEPARENT)}
+    verified = stand.lab.host_exec(
+        stand.egressd("log", "verify", "--json"), privileged=not stand.lab.rootless
+    )
+    told = json.loads(verified.stdout)
+    assert (told["findings"], told["notes"], told["lines"]) == ([], [], len(records))
+    assert (told["first"], told["last"], told["signed_to"]) == (1, len(records), len(records))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from egressd.journal.admission import CLOCK_TOLERANCE, BadRecord, admit, encode
 from egressd.journal.record import FIELDS, TEXT_LIMIT, Record, clip, new_id, timestamp, to_line
-from egressd.journal.sinks import STREAM_LINE_LIMIT
+from egressd.journal.stream_sink import STREAM_LINE_LIMIT
 
 NOW = 1_800_000_000.0
 

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from egressd.journal.admission import admit
+from egressd.journal.chain import GENESIS
 from egressd.journal.reader import Filter
 from egressd.journal.record import FIELDS
+from egressd.journal.schema import schema
 from egressd.policy.reasons import WORDS, Reason
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "records.md"
@@ -56,7 +59,9 @@ def test_the_table_of_fields_names_every_field_in_the_order_it_is_written() -> N
 def test_between_them_the_examples_use_every_field_event_layer_channel_and_verdict_but_ask() -> None:
     seen = [{key: value for key, value in each.items() if isinstance(value, str)} for each in examples()]
     assert {field for each in examples() for field in each} == set(FIELDS)
-    assert {each["event"] for each in seen} == {"decision", "end", "lost", "sandbox", "policy", "approval"}
+    assert {each["event"] for each in seen} == {
+        "decision", "end", "lost", "sandbox", "policy", "approval", "alert", "head", "journal",
+    }  # fmt: skip
     assert {each["layer"] for each in seen if "layer" in each} == {"dns", "connection", "request", "packet"}
     channels = {each["channel"] for each in seen if "channel" in each}
     ways = {"transparent", "connect", "absolute", "socks", "direct"}
@@ -65,10 +70,12 @@ def test_between_them_the_examples_use_every_field_event_layer_channel_and_verdi
 
 @pytest.mark.parametrize("example", examples(), ids=lambda each: f"{each['seq']} {each['event']}")
 def test_an_example_is_what_control_would_write(example: dict[str, Any]) -> None:
-    sent = {key: value for key, value in example.items() if key != "seq"}
-    own = example["event"] in {"sandbox", "policy", "approval"}
+    chained = {key: value for key, value in example.items() if key in {"seq", "prev", "signature"}}
+    sent = {key: value for key, value in example.items() if key not in chained}
+    own = example["event"] not in {"decision", "end", "lost"}
     written = admit(sent, None if own else {example["sandbox"]}, SECONDS_IN_2027)
-    assert written | {"seq": example["seq"], "time": example["time"]} == example
+    assert written | chained | {"time": example["time"]} == example
+    Draft202012Validator(schema()).validate({"prev": GENESIS, **example})
     assert list(example) == [field for field in FIELDS if field in example]
     assert Filter(sandbox=example["sandbox"]).wants(example)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import hashlib
 import json
 import os
 import socket
@@ -97,11 +98,11 @@ def test_the_numbers_go_on_where_an_existing_file_ends(path: Path, open_journal:
 @pytest.mark.parametrize(
     ("before", "number"),
     [
-        pytest.param(b'{"seq":7,"detail":"x"}\n{"seq":8,"det', 8, id="a line that a crash tore"),
-        pytest.param(b'{"seq":7}\n' + b"\0" * 50_000, 1, id="a tail of zeros longer than we look back"),
-        pytest.param(b'{"seq":"7"}\n[1]\n7\n{"seq":true}\n', 1, id="lines that are no records"),
-        pytest.param(b'{"seq":3}\n{"seq":-9}\nnonsense\n', 4, id="a number below zero"),
-        pytest.param(b"[" * 30_000 + b"\n", 1, id="a line nested deeper than any parser likes"),
+        pytest.param(b'{"seq":7,"detail":"x"}\n{"seq":8,"det', 9, id="a line that a crash tore"),
+        pytest.param(b'{"seq":7}\n' + b"\0" * 5_000_000, 2, id="a tail of zeros longer than we look back"),
+        pytest.param(b'{"seq":"7"}\n[1]\n7\n{"seq":true}\n', 2, id="lines that are no records"),
+        pytest.param(b'{"seq":3}\n{"seq":-9}\nnonsense\n', 5, id="a number below zero"),
+        pytest.param(b"[" * 30_000 + b"\n", 2, id="a line nested deeper than any parser likes"),
     ],
 )
 def test_the_numbers_go_on_behind_whatever_stands_there(
@@ -112,7 +113,8 @@ def test_the_numbers_go_on_behind_whatever_stands_there(
     assert open_journal(path).append([a_record("mine")]) == number
     written = path.read_bytes()
     assert written.startswith(before)
-    assert json.loads(written.splitlines()[-1])["detail"] == "mine"
+    said, mine = map(json.loads, written.splitlines()[-2:])
+    assert (said["event"], said["seq"], mine["detail"]) == ("journal", number - 1, "mine")
 
 
 def test_two_runs_share_one_file_and_one_numbering(path: Path, open_journal: Open) -> None:
@@ -273,12 +275,13 @@ def test_half_a_line_on_a_full_disk_stays_and_the_next_begins_on_a_new_line(
         full.setattr(os, "write", fills_up)
         with pytest.raises(JournalUnavailable, match="No space left"):
             journal.append([a_record("torn " * 100, sandbox="other")])
-    assert journal.append([a_record("after")]) == 3
-    first, torn, lost, after = path.read_bytes().splitlines()
+    assert journal.append([a_record("after")]) == 4
+    first, torn, said, lost, after = path.read_bytes().splitlines()
     assert json.loads(first)["detail"] == "before"
     with pytest.raises(ValueError, match="Unterminated"):
         json.loads(torn)
-    assert json.loads(lost) | {"sandbox": "other", "count": 1, "seq": 2} == json.loads(lost)
+    assert json.loads(said)["torn"] == f"{len(torn)} {hashlib.sha256(torn).hexdigest()}"
+    assert json.loads(lost) | {"sandbox": "other", "count": 1, "seq": 3} == json.loads(lost)
     assert json.loads(after)["detail"] == "after"
 
 
@@ -311,8 +314,8 @@ def test_of_a_batch_cut_by_a_full_disk_only_the_rest_is_lost(
             journal.append([a_record("x" * 300)] * 4)
     journal.append([a_record("after")])
     texts = [line for line in path.read_bytes().splitlines() if line.endswith(b"}")]
-    assert [json.loads(text)["seq"] for text in texts] == [1, 2, 3]
-    assert json.loads(texts[1])["count"] == 3
+    assert [json.loads(text)["seq"] for text in texts] == [1, 2, 3, 4]
+    assert json.loads(texts[2])["count"] == 3
 
 
 # --- pipes
