@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -28,8 +29,9 @@ def register(app: typer.Typer) -> None:
 
 def run(
     command: Annotated[
-        list[str], typer.Argument(help="The command and its arguments, after --.", metavar="-- CMD")
-    ],
+        list[str] | None, typer.Argument(help="The command and its arguments, after --.", metavar="-- CMD")
+    ] = None,
+    *,
     profile: Annotated[
         str, typer.Option(envvar="EGRESSD_PROFILE", help="The profile it lives under; there is no default.")
     ],
@@ -57,6 +59,13 @@ def run(
     ] = None,
     ready_timeout: Annotated[str, typer.Option(help="How long readiness may take, such as 10s.")] = "10s",
     uid: Annotated[int | None, typer.Option(help="As root: the host uid of the sandbox.")] = None,
+    pid: Annotated[
+        int | None,
+        typer.Option(help="No command: a process of a container that runs already, made without a network."),
+    ] = None,
+    netns: Annotated[
+        str | None, typer.Option(metavar="PATH", help="The same, by the path of its network namespace.")
+    ] = None,
     daemon: Annotated[
         bool | None,
         typer.Option(
@@ -87,7 +96,7 @@ def run(
     try:
         config = load_config(flags, os.environ, file=GIVEN.config)
         request = Request(
-            command=tuple(command),
+            command=tuple(command or ()),
             profile=profile,
             labels=dict(label_of(text) for text in label or ()),
             traceparent=traceparent,
@@ -96,7 +105,13 @@ def run(
             sockets=tuple(socket or ()),
             ready_timeout=seconds(ready_timeout, "--ready-timeout"),
             uid=uid,
+            pid=pid,
+            netns=netns,
         )
+        _demand(request)
+        if request.attaches:  # whoever ends us early: what was put into the container is taken out again
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            signal.signal(signal.SIGHUP, signal.default_int_handler)
         connection = _connection(config.attach_socket) if daemon is not False else None
         if daemon and connection is None:
             raise ValueError(f"no daemon listens at {config.attach_socket}\nhint: `egressd serve` is one")
@@ -114,6 +129,21 @@ def run(
     finally:
         first.discard()
     raise typer.Exit(status)
+
+
+def _demand(request: Any) -> None:
+    """Raise ValueError where it is neither a command nor a container, or both."""
+    if not request.attaches:
+        if not request.command:
+            raise ValueError("a command is needed, behind --")
+        return
+    made_by_others = {
+        "a command": request.command, "--env": request.env, "--bind": request.binds, "--socket": request.sockets,
+        "--uid": request.uid is not None,
+    }  # fmt: skip
+    given = [what for what, value in made_by_others.items() if value]
+    if given:
+        raise ValueError(f"{', '.join(given)}: the container runs already, as its maker wanted it")
 
 
 def _connection(path: Path) -> Any:

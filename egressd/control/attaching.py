@@ -51,7 +51,7 @@ COUNT_SECONDS: Final = 3.0
 """How long a `run` that was told of the end may take to kill its command and to read the kernel's counts."""
 WAITING: Final = 64
 """Connections that have not led to a sandbox yet."""
-_SPEC: Final = TypeAdapter(SandboxSpec)
+_SPEC: Final = TypeAdapter(SandboxSpec | None)
 
 
 class Attaching:
@@ -245,7 +245,7 @@ class _Attached(Plain):
         return counted
 
 
-def _taken(made: Made, fds: list[int]) -> tuple[SandboxSpec, list[SandboxListener]]:
+def _taken(made: Made, fds: list[int]) -> tuple[SandboxSpec | None, list[SandboxListener]]:
     """Return what came with a message; raises NotWired with nothing left open."""
     listeners: list[SandboxListener] = []
     try:
@@ -266,8 +266,13 @@ def _taken(made: Made, fds: list[int]) -> tuple[SandboxSpec, list[SandboxListene
     return spec, listeners
 
 
-def _check(config: Config, spec: SandboxSpec, listeners: Sequence[SandboxListener]) -> None:
-    """Nothing that a sandbox can write is ever read as a rule (law 9): raises BadInput, its listeners closed."""
+def _check(config: Config, spec: SandboxSpec | None, listeners: Sequence[SandboxListener]) -> None:
+    """Nothing that a sandbox can write is ever read as a rule (law 9): raises BadInput, its listeners closed.
+
+    There is no spec of what runs already: its files are its maker's.
+    """
+    if spec is None:
+        return
     for path in (config.rules, config.credentials):
         if writable(spec, str(path)):
             for listener in listeners:

@@ -36,6 +36,7 @@ from egressd.control.handover import (
 from egressd.control.keyring import Keyring
 from egressd.control.proof import NotReady, prove
 from egressd.control.secrecy import close_process
+from egressd.control.session import place_of
 from egressd.control.surroundings import BadInput, Request, spec_of
 from egressd.control.trust import Trust
 from egressd.control.voice import say
@@ -43,6 +44,7 @@ from egressd.gate.channel import Channel, ChannelBroken, sealed, unsealed
 from egressd.gate.messages import ListenerSpec
 from egressd.policy.credential import CredentialsFile
 from egressd.policy.effective import EffectivePolicy
+from egressd.wiring.container import Container
 from egressd.wiring.errors import WiringError
 from egressd.wiring.namespace import Namespace
 from egressd.wiring.spec import SandboxSpec
@@ -51,7 +53,7 @@ _OWN_FAILURE: Final = 125
 _COUNT_SECONDS: Final = 10.0
 _GONE_SECONDS: Final = 10.0
 _FILE: Final = TypeAdapter(CredentialsFile | None)
-_SPEC: Final = TypeAdapter(SandboxSpec)
+_SPEC: Final = TypeAdapter(SandboxSpec | None)
 _STANDALONE: Final = "`--standalone` runs it without the daemon"
 
 
@@ -63,7 +65,7 @@ class Attachment:
     ) -> None:
         """`sock` is connected to the daemon's attach socket, and is closed by `run`."""
         self._request, self._config, self._environ, self._sock = request, config, environ, sock
-        self._namespace: Namespace | None = None
+        self._namespace: Namespace | Container | None = None
 
     async def run(self) -> int:
         """Make the sandbox, run the command, take everything down; returns the command's exit status."""
@@ -81,6 +83,8 @@ class Attachment:
             async with asyncio.timeout(self._request.ready_timeout):
                 await prove(namespace, policy, self._config.dns.denied)
             self._send(Proved())
+            if self._request.attaches:
+                say(f"attached: {self._sandbox}")
             return await self._carry(namespace)
         finally:
             await self._take_down()
@@ -132,11 +136,12 @@ class Attachment:
 
     # making
 
-    async def _enter(self) -> tuple[SandboxSpec, EffectivePolicy, list[str]]:
+    async def _enter(self) -> tuple[SandboxSpec | None, EffectivePolicy, list[str]]:
         request = self._request
         self._send(Enter(profile=request.profile, labels=request.labels, traceparent=request.traceparent))
         entered, fds = await self._answer(Entered)
         payloads = [unsealed(fd) for fd in fds]
+        self._sandbox = entered.sandbox
         if differing := _differing(entered.configuration, comparable(self._config)):
             raise BadInput(f"the daemon goes by another configuration: {differing}\nhint: {_STANDALONE}")
         policy = EffectivePolicy.model_validate_json(payloads[0])
@@ -146,14 +151,16 @@ class Attachment:
         spec, notes = spec_of(request, self._config, self._environ, entered.sandbox, trust, keyring)
         return spec, policy, notes
 
-    async def _make(self, spec: SandboxSpec) -> Namespace:
+    async def _make(self, spec: SandboxSpec | None) -> Namespace | Container:
         # Its maker has read the rules back, the last thing it did before it gave the sockets away.
-        namespace = self._namespace = await Namespace.make(spec, timeout=self._request.ready_timeout)
+        namespace = self._namespace = await place_of(self._request, spec)
         return namespace
 
-    async def _hand_over(self, namespace: Namespace, spec: SandboxSpec) -> None:
+    async def _hand_over(self, namespace: Namespace | Container, spec: SandboxSpec | None) -> None:
         # The daemon judges by what it sees and by the names of its variables; their values are the caller's.
-        told = dataclasses.replace(spec, env=dict.fromkeys(spec.env, ""), trust={}, seeds={})
+        told = None
+        if spec is not None:
+            told = dataclasses.replace(spec, env=dict.fromkeys(spec.env, ""), trust={}, seeds={})
         payload = sealed(_SPEC.dump_json(told))
         try:
             listeners = tuple(
@@ -172,7 +179,7 @@ class Attachment:
 
     # running
 
-    async def _carry(self, namespace: Namespace) -> int:
+    async def _carry(self, namespace: Namespace | Container) -> int:
         command = asyncio.create_task(namespace.launch(self._request.command))
         try:
             await _first(command, self._over)
@@ -205,7 +212,7 @@ async def _first(*futures: asyncio.Future[Any]) -> None:
     await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
 
 
-async def _tally(namespace: Namespace) -> Tally | None:
+async def _tally(namespace: Namespace | Container) -> Tally | None:
     try:
         async with asyncio.timeout(_COUNT_SECONDS):
             counted = await namespace.counted()

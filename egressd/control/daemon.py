@@ -23,12 +23,14 @@ from egressd.control.attaching import Attaching
 from egressd.control.ca import load_or_create
 from egressd.control.config import Config
 from egressd.control.config_check import explicit_spec
+from egressd.control.container import ContainerWiring
 from egressd.control.estate import Estate, StateError
 from egressd.control.explicit import ExplicitWiring
 from egressd.control.gateway import GatewayWiring
 from egressd.control.health import Health
 from egressd.control.journaling import Keeper
 from egressd.control.lending import Lending
+from egressd.control.lives import Life
 from egressd.control.notify import Notifier
 from egressd.control.roster import Roster
 from egressd.control.rulebook import read_rules
@@ -162,7 +164,19 @@ class Daemon:
                     "use the control socket, in a volume that the sandbox does not mount",
                 )
             found.append(SidecarWiring(given))
+        if os.geteuid() == 0:  # nobody else enters a container's network, or sees who is in it
+            found.append(ContainerWiring(self._over))
         return found
+
+    def _over(self, sandbox: str, why: str) -> None:
+        """A sandbox has ended by itself."""
+        life = self.roster.find(sandbox)
+        if life is not None and life.over is None:
+            say(f"{sandbox}: {why}")
+            self._task(self._let_go(life, why))
+
+    async def _let_go(self, life: Life, why: str) -> None:
+        await self.roster.end(life, "ended", why)
 
     async def _open(self, stack: contextlib.AsyncExitStack) -> None:
         """Let in who may ask."""

@@ -149,7 +149,7 @@ class Keyring:
             await self.lending.close()
 
     def adopt(
-        self, file: CredentialsFile | None, policy: EffectivePolicy, spec: SandboxSpec
+        self, file: CredentialsFile | None, policy: EffectivePolicy, spec: SandboxSpec | None
     ) -> Adopted | None:
         """Go by another file and policy from now on; returns what that ends, None where the file says the same.
 

@@ -10,6 +10,7 @@ from typing import Final
 from egressd.gate.denials import PROBE
 from egressd.policy.effective import EffectivePolicy
 from egressd.wiring import ruleset
+from egressd.wiring.container import Container
 from egressd.wiring.namespace import Namespace
 
 _SYNTHETIC: Final = ip_network("198.18.0.0/15")
@@ -20,7 +21,7 @@ class NotReady(Exception):
     """The boundary could not be proved from inside, so the command was not started."""
 
 
-async def prove(namespace: Namespace, policy: EffectivePolicy, dns_denied: str) -> None:
+async def prove(namespace: Namespace | Container, policy: EffectivePolicy, dns_denied: str) -> None:
     """Try the boundary from inside; raises NotReady with what did not hold."""
     # Where names are only observed, any but one below the floor is let through.
     observing = policy.mode == "observe"

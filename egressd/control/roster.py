@@ -225,7 +225,8 @@ class Roster:
             life.timer.cancel()
         shutdown = life.ending == "drained"
         if life.state is not None or life.ending == "revoked":
-            self._supervisor.write([life.note(f"{life.ending}{f' by {by}' if by else ''}")])
+            joined = ": " if life.ending == "ended" else " by "  # by itself, and why
+            self._supervisor.write([life.note(f"{life.ending}{joined + by if by else ''}")])
         await life.made.wait()
         try:
             if life.wired is not None:
@@ -345,8 +346,8 @@ def _unoffered(wiring: str) -> tuple[str, str]:
         )
     if wiring == "namespace":
         return (
-            "a sandbox of the wiring namespace is made by `egressd run`",
-            "it attaches to this daemon by itself",
+            "a sandbox of the wiring namespace is made by `egressd run`, or of a container by root's daemon",
+            "`egressd run` attaches to this daemon by itself",
         )
     return f"this daemon does not offer the wiring {wiring}", ""
 

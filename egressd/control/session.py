@@ -29,6 +29,7 @@ from egressd.control.voice import say
 from egressd.control.watch import LOOK, changes, marks
 from egressd.journal.record import Event, Record, new_id
 from egressd.policy.reasons import Reason
+from egressd.wiring.container import Container
 from egressd.wiring.launch import writable
 from egressd.wiring.namespace import Namespace, SandboxSpec, WiringError
 from egressd.wiring.ruleset import Counted
@@ -69,7 +70,7 @@ class Session:
                 f"the profile {request.profile} attaches credentials, and there is no {config.credentials}"
             )
         self._failure: asyncio.Future[int] | None = None
-        self._namespace: Namespace | None = None
+        self._namespace: Namespace | Container | None = None
 
     async def run(self) -> int:
         """Make the sandbox, run the command, take everything down; returns the command's exit status."""
@@ -103,22 +104,24 @@ class Session:
             async with asyncio.timeout(self._request.ready_timeout):
                 await prove(namespace, self._policy, settings.dns_denied)
             self._note(supervisor, "sandbox", "ready")
+            if self._request.attaches:
+                say(f"attached: {self.id}")
             return await self._carry(supervisor, namespace, spec)
         finally:
             await self._take_down(supervisor, self._namespace)
             await self._keyring.close()
             await keeper.close()
 
-    async def _make(self, spec: SandboxSpec) -> Namespace:
+    async def _make(self, spec: SandboxSpec | None) -> Namespace | Container:
         """Make the namespace and read its rules back; raises NotReady where they are not as wanted."""
-        self._namespace = await Namespace.make(spec, timeout=self._request.ready_timeout)
+        self._namespace = await place_of(self._request, spec)
         async with asyncio.timeout(self._request.ready_timeout):
             missing = await self._namespace.missing_rules()
         if missing:
             raise NotReady(f"firewall rules are not in place: {missing[0]}")
         return self._namespace
 
-    async def _serve(self, supervisor: Supervisor, namespace: Namespace) -> None:
+    async def _serve(self, supervisor: Supervisor, namespace: Namespace | Container) -> None:
         listeners = [SandboxListener(each.kind, each.family, each.socket) for each in namespace.listeners]
         state = SandboxState(
             self.id,
@@ -130,7 +133,9 @@ class Session:
         )
         await supervisor.add(state)
 
-    async def _carry(self, supervisor: Supervisor, namespace: Namespace, spec: SandboxSpec) -> int:
+    async def _carry(
+        self, supervisor: Supervisor, namespace: Namespace | Container, spec: SandboxSpec | None
+    ) -> int:
         """Run the command beside the rule watcher; a worker that cannot be kept ends it."""
         assert self._failure is not None
         command = asyncio.create_task(namespace.launch(self._request.command))
@@ -145,7 +150,7 @@ class Session:
                 task.cancel()
             await asyncio.gather(command, watcher, return_exceptions=True)
 
-    async def _take_down(self, supervisor: Supervisor, namespace: Namespace | None) -> None:
+    async def _take_down(self, supervisor: Supervisor, namespace: Namespace | Container | None) -> None:
         if namespace is None:
             await supervisor.stop()
             return
@@ -189,14 +194,14 @@ class Session:
 
     # reload
 
-    async def _watch(self, supervisor: Supervisor, spec: SandboxSpec) -> None:
+    async def _watch(self, supervisor: Supervisor, spec: SandboxSpec | None) -> None:
         """Follow the rule files: parse, validate, run their tests, swap whole.
 
         A bad change changes nothing and says why (law 9).
         """
         rules, credentials = self._config.rules, self._config.credentials
         for path in (rules, credentials):
-            if writable(spec, str(path)):
+            if spec is not None and writable(spec, str(path)):
                 say(
                     f"the sandbox can write {path} or a folder above it: rules were read once and are not reloaded"
                 )
@@ -214,7 +219,7 @@ class Session:
                 if marks(rules, credentials) != seen:  # the watch tells, once they rest
                     break
 
-    async def _reload(self, supervisor: Supervisor, spec: SandboxSpec) -> _NotReloaded | None:
+    async def _reload(self, supervisor: Supervisor, spec: SandboxSpec | None) -> _NotReloaded | None:
         """Read the rules and put them in force where they differ; returns why not. Never raises: the watch goes on."""
         try:
             rules = await asyncio.to_thread(read_rules, self._config, self._environ)
@@ -242,7 +247,17 @@ class Session:
         return None
 
 
-async def _counted(namespace: Namespace) -> Counted | str:
+async def place_of(request: Request, spec: SandboxSpec | None) -> Namespace | Container:
+    """Make the namespace, or wire the container that is there already; raises BadInput, WiringError."""
+    if spec is not None:
+        return await Namespace.make(spec, timeout=request.ready_timeout)
+    try:
+        return await Container.make(request.pid, request.netns, timeout=request.ready_timeout)
+    except ValueError as error:
+        raise BadInput(str(error)) from None
+
+
+async def _counted(namespace: Namespace | Container) -> Counted | str:
     """What the kernel counted, or why that is not known."""
     try:
         async with asyncio.timeout(_COUNT_TIMEOUT):

@@ -35,7 +35,7 @@ class BadInput(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the caller of `egressd run` asks for."""
+    """What the caller of `egressd run` asks for. `pid` or `netns` name a container that runs already, instead of a command."""
 
     command: tuple[str, ...]
     profile: str
@@ -46,11 +46,18 @@ class Request:
     sockets: tuple[str, ...] = ()
     ready_timeout: float = 10.0
     uid: int | None = None
+    pid: int | None = None
+    netns: str | None = None
     workspace: Path = field(default_factory=Path.cwd)
 
     def __post_init__(self) -> None:
         """Raise BadInput for labels that no record takes."""
         check_labels(self.labels)
+
+    @property
+    def attaches(self) -> bool:
+        """Whether it is about a container that runs already."""
+        return self.pid is not None or self.netns is not None
 
 
 def check_labels(labels: Mapping[str, str]) -> None:
@@ -72,11 +79,13 @@ def spec_of(
     sandbox_id: str,
     trust: Trust,
     keyring: Keyring,
-) -> tuple[SandboxSpec, list[str]]:
-    """Return what is to be made, and what the operator is told of it; raises BadInput.
+) -> tuple[SandboxSpec | None, list[str]]:
+    """Return what is to be made, None where all is there already, and what the operator is told of it; raises BadInput.
 
     `environ` is the caller's environment.
     """
+    if request.attaches:
+        return None, []
     try:
         binds = tuple(Bind.parse(text) for text in request.binds)
     except ValueError as error:

@@ -18,7 +18,7 @@ from egressd.wiring.command import FORWARDED, Command, readable
 from egressd.wiring.errors import WiringError
 from egressd.wiring.mounts import View
 from egressd.wiring.programs import PATH
-from egressd.wiring.ruleset import Family
+from egressd.wiring.readings import Readings
 from egressd.wiring.spec import Bind, SandboxSpec
 from egressd.wiring.terminal import Streams
 
@@ -133,15 +133,11 @@ class Namespace:
 
     async def missing_rules(self) -> tuple[str, ...]:
         """How the packet rules in force differ from those wanted, read back now; empty means not at all."""
-        problems = []
-        for family, saved in (await self._read_rules()).items():
-            wanted = ruleset.namespace_ruleset(family, nflog_group=self._spec.nflog_group)
-            problems += [f"IPv{family}: {problem}" for problem in ruleset.missing_rules(wanted, saved)]
-        return tuple(problems)
+        return await self._readings().missing_rules()
 
     async def counted(self) -> ruleset.Counted | None:
         """What the kernel counted at the packet rules so far; None where a rule that counts is gone."""
-        return ruleset.counted(await self._read_rules(), nflog_group=self._spec.nflog_group)
+        return await self._readings().counted()
 
     async def launch(
         self, command: Sequence[str], *, forward_signals: bool = True, stdio: tuple[int, int, int] = (0, 1, 2)
@@ -294,32 +290,11 @@ class Namespace:
             return
         raise WiringError(**message["error"])
 
-    async def _read_rules(self) -> dict[Family, str]:
-        four, six = await asyncio.gather(
-            self._inside("iptables-save", "-c"), self._inside("ip6tables-save", "-c")
-        )
-        return {4: four, 6: six}
-
-    async def _inside(self, *command: str) -> str:
-        """Run a program of the host inside the sandbox's network, with power over it."""
+    def _readings(self) -> Readings:
         if not self._spaces:
-            raise WiringError(command[0], "the sandbox is gone")
+            raise WiringError("iptables-save", "the sandbox is gone")
         user, net = self._spaces
-        entering = ["nsenter", f"--net=/proc/self/fd/{net}"]
-        if not self._changes_uid:
-            # Root is above the namespace already; its owner has power over it only from within.
-            entering += [f"--user=/proc/self/fd/{user}", "--preserve-credentials"]
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *entering, *command, pass_fds=self._spaces, env={"PATH": PATH, "LC_ALL": "C"},
-                stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            )  # fmt: skip
-        except OSError as error:
-            raise WiringError.from_os("nsenter", error, "install util-linux") from error
-        output, complaint = await process.communicate()
-        if process.returncode != 0:
-            raise WiringError(" ".join(command), complaint.decode(errors="replace"))
-        return output.decode(errors="replace")
+        return Readings(net, None if self._changes_uid else user, self._spec.nflog_group)
 
     async def _kill(self) -> None:
         if self._maker is None:

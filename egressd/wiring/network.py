@@ -26,16 +26,15 @@ _ANY: Final[dict[Family, str]] = {4: "0.0.0.0", 6: "::"}  # noqa: S104 - of one 
 _INET: Final = {4: socket.AF_INET, 6: socket.AF_INET6}
 
 # nodad: until duplicate detection has run, the kernel refuses the address as a route's source (a race).
-_LINKS: Final = f"""\
-link set lo up
-addr add {ruleset.OWN_ADDRESSES[4]}/32 dev lo
-addr add {ruleset.OWN_ADDRESSES[6]}/128 dev lo nodad
-route add local default dev lo src {ruleset.OWN_ADDRESSES[4]}
-route add local ::/0 dev lo src {ruleset.OWN_ADDRESSES[6]}
+ADDRESSES: Final = f"""\
+addr replace {ruleset.OWN_ADDRESSES[4]}/32 dev lo
+addr replace {ruleset.OWN_ADDRESSES[6]}/128 dev lo nodad
+route replace local default dev lo src {ruleset.OWN_ADDRESSES[4]}
+route replace local ::/0 dev lo src {ruleset.OWN_ADDRESSES[6]}
 """
 
-_IP_HINT: Final = "egressd needs iproute2 and a kernel with IPv6 (not booted with ipv6.disable=1)"
-_RULES_HINT: Final = (
+IP_HINT: Final = "egressd needs iproute2 and a kernel with IPv6 (not booted with ipv6.disable=1)"
+RULES_HINT: Final = (
     "install iptables (Debian: apt-get install iptables), or load on the host what the kernel lacks: "
     "modprobe -a nf_tables nft_compat nf_nat nf_conntrack xt_conntrack xt_REDIRECT xt_NFLOG "
     "ipt_REJECT ip6t_REJECT nfnetlink_log"
@@ -48,25 +47,30 @@ def wire(nflog_group: int) -> list[str]:
     Raises WiringError when anything is not exactly as wanted: no sandbox starts with half its rules.
     """
     _set(_BEFORE)
-    Program(["ip", "-batch", "-"], _LINKS, hint=_IP_HINT).output()
+    Program(["ip", "-batch", "-"], f"link set lo up\n{ADDRESSES}", hint=IP_HINT).output()
     started = [
         Program(
-            [f"{_TOOLS[f]}-restore"], ruleset.namespace_ruleset(f, nflog_group=nflog_group), hint=_RULES_HINT
+            [f"{_TOOLS[f]}-restore"], ruleset.namespace_ruleset(f, nflog_group=nflog_group), hint=RULES_HINT
         )
         for f in FAMILIES
     ]
     for program in started:
         program.output()
-    _set(_AFTER)  # these exist once the rules have asked for connection tracking
+    track()
     problems = missing_rules(nflog_group)
     if problems:
-        raise WiringError("iptables-save", "; ".join(problems), _RULES_HINT)
+        raise WiringError("iptables-save", "; ".join(problems), RULES_HINT)
     return _ping_note()
+
+
+def track() -> None:
+    """Say how connections are tracked here, once the rules have asked for that: before, there are no such settings."""
+    _set(_AFTER)
 
 
 def missing_rules(nflog_group: int) -> list[str]:
     """What the four tables, read back, lack or have too much."""
-    reading = {f: Program([f"{_TOOLS[f]}-save"], hint=_RULES_HINT) for f in FAMILIES}
+    reading = {f: Program([f"{_TOOLS[f]}-save"], hint=RULES_HINT) for f in FAMILIES}
     return [
         f"IPv{family}: {problem}"
         for family, program in reading.items()

@@ -48,7 +48,7 @@ def before_launch(*commands: Sequence[str]) -> None:
 
     async def run(self: Namespace, *arguments: Any, **options: Any) -> int:
         for command in commands:
-            await self._inside(*command)
+            await self._readings().inside(*command)
         return await launched(self, *arguments, **options)
 
     Namespace.launch = run  # type: ignore[method-assign]
