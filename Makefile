@@ -32,6 +32,7 @@ check: .venv/ready ## formatting, lint and types; no test runs
 bench: .venv/ready packages ## start-up beside peers, a credential's cost, then the test suite's slowest parts; RUNS=15
 	@$(BIN)/python -m bench.startup $(RUNS)
 	@$(BIN)/python -m bench.credentials
+	@$(BIN)/python -m bench.rules
 	@echo 'bench: these are the 25 slowest tests, which bound nothing.'
 	@$(BIN)/python -m pytest -q --durations=25 $(ARGS)
 

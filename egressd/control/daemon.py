@@ -33,7 +33,7 @@ from egressd.control.lending import Lending
 from egressd.control.lives import Life
 from egressd.control.notify import Notifier
 from egressd.control.roster import Roster
-from egressd.control.rulebook import read_rules
+from egressd.control.rulebook import read_rules, reread_rules
 from egressd.control.secrecy import close_process, keep_from_swap, secret_variables
 from egressd.control.sidecar import SidecarWiring
 from egressd.control.succession import Succession
@@ -304,7 +304,7 @@ class Daemon:
         """
         async with self._reloading:
             try:
-                rules = await asyncio.to_thread(read_rules, self._config, self._environ)
+                rules = await reread_rules(self._config, self._environ)
                 before = self.roster.rules.digest
                 notes = await self.roster.adopt(rules, rules.credentials or _NO_CREDENTIALS)
             except BadInput as error:

@@ -90,6 +90,8 @@ class Hearing:
 
     def leave(self, sandbox_id: str) -> None:
         """A sandbox is gone; what was said of it before may come later."""
+        if (waiting := self._waiting.pop(("serving", sandbox_id), None)) is not None and not waiting.done():
+            waiting.set_result(None)  # it was ended before its policy was read
         self._departed.append(sandbox_id)
         if len(self._departed) > _DEPARTED:
             self._own.discard(self._departed.popleft())

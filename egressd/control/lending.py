@@ -7,7 +7,6 @@ sandbox is one that the worker carries; to the last its caller sees. Everything 
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from typing import Final
@@ -18,8 +17,9 @@ from egressd.credentials.broker import Broker, Unavailable
 from egressd.credentials.lease import Lease
 from egressd.credentials.providers.base import For
 from egressd.gate.messages import Ask
+from egressd.gate.policies import stepwise
 from egressd.policy.attempt import RequestAttempt
-from egressd.policy.compile import CompiledPolicy, compile_policy
+from egressd.policy.compile import CompiledPolicy, compile_policy, compile_steps
 from egressd.policy.credential import Credential, CredentialsFile
 from egressd.policy.decide import decide
 from egressd.policy.effective import EffectiveEntry, EffectivePolicy
@@ -116,7 +116,7 @@ class Lending:
             known = self._compiled.get(sandbox.id)
             if known is not None and known[0] is said:
                 return known[1]
-            compiled = await asyncio.to_thread(compile_policy, said)
+            compiled = await stepwise(compile_steps(said))
             if said is sandbox.policy:
                 self._compiled[sandbox.id] = (said, compiled)
                 return compiled

@@ -117,7 +117,7 @@ class Post:
 
     async def adopt(self, policy: EffectivePolicy, ids: Sequence[str]) -> None:
         """Have sandboxes, whose policy is this one by now, judged by it; raises WorkerFailed."""
-        payload = policy.model_dump_json().encode()
+        payload = policy.lines()
         waits: list[tuple[asyncio.Future[None], Worker]] = []
         for some in _portions(ids):
             waits += [(worker.expect("adopted", some[0]), worker) for worker in self.workers]

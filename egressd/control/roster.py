@@ -18,7 +18,7 @@ from egressd.control.keyring import Exposed, Keyring
 from egressd.control.lending import Lending
 from egressd.control.lives import Ending, Life
 from egressd.control.reconciliation import losses
-from egressd.control.rulebook import effective
+from egressd.control.rulebook import Rulebook, effective
 from egressd.control.sandboxes import SandboxState, new_sandbox_id
 from egressd.control.secrecy import secret_variables
 from egressd.control.supervisor import Supervisor
@@ -30,7 +30,6 @@ from egressd.journal.record import Record, new_id
 from egressd.policy.credential import CredentialsFile
 from egressd.policy.effective import EffectivePolicy
 from egressd.policy.reasons import Reason
-from egressd.rulefiles.load import Rules
 from egressd.wiring.errors import WiringError
 from egressd.wiring.ruleset import Counted
 from egressd.wiring.spec import SandboxSpec
@@ -68,7 +67,7 @@ class Roster:
         self,
         supervisor: Supervisor,
         estate: Estate,
-        rules: Rules,
+        rules: Rulebook,
         file: CredentialsFile,
         lending: Lending,
         *,
@@ -78,7 +77,7 @@ class Roster:
         """Nobody lives yet. `file` is what `lending` goes by; it defines nothing where there is none."""
         self._supervisor = supervisor
         self._estate = estate
-        self.rules = rules
+        self.rules: Rulebook = rules
         self.file = file
         self._lending = lending
         self._most = most
@@ -287,7 +286,7 @@ class Roster:
 
     # rules
 
-    async def adopt(self, rules: Rules, file: CredentialsFile) -> list[str]:
+    async def adopt(self, rules: Rulebook, file: CredentialsFile) -> list[str]:
         """Put everybody under other rules, whose credentials are `file`'s; returns what the operator is told.
 
         Raises BadInput and changes nothing where somebody cannot live under them, WorkerFailed where a worker does not take
@@ -310,7 +309,7 @@ class Roster:
         return notes
 
     @staticmethod
-    def _policy(life: Life, rules: Rules, file: CredentialsFile) -> EffectivePolicy:
+    def _policy(life: Life, rules: Rulebook, file: CredentialsFile) -> EffectivePolicy:
         try:
             policy = effective(rules, life.profile)
             life.keyring.admit(file, policy, life.spec)

@@ -27,6 +27,17 @@ def new_sandbox_id() -> str:
     return f"sbx-{secrets.token_hex(10)}"
 
 
+_written: tuple[EffectivePolicy, bytes] | None = None
+"""The policy that was written last, and how: many sandboxes that are handed over at once live under the same one."""
+
+
+def _lines(policy: EffectivePolicy) -> bytes:
+    global _written
+    if _written is None or _written[0] is not policy:
+        _written = (policy, policy.lines())
+    return _written[1]
+
+
 @dataclass(frozen=True, slots=True)
 class SandboxListener:
     """A listening socket of a sandbox, or shared; control keeps it for as long as it is served.
@@ -86,7 +97,7 @@ class SandboxState:
 
     def policy_payload(self) -> bytes:
         """The policy as the worker reads it."""
-        return self.policy.model_dump_json().encode()
+        return _lines(self.policy)
 
     def standing_payload(self) -> bytes:
         """How its requests for access stand, as the worker reads it."""

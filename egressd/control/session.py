@@ -19,7 +19,7 @@ from egressd.control.keyring import Exposed, Keyring
 from egressd.control.process import WorkerProcess
 from egressd.control.proof import NotReady, prove
 from egressd.control.reconciliation import losses
-from egressd.control.rulebook import effective, read_rules
+from egressd.control.rulebook import effective, read_rules, reread_rules
 from egressd.control.sandboxes import SandboxListener, SandboxState, new_sandbox_id
 from egressd.control.secrecy import close_process, keep_from_swap
 from egressd.control.supervisor import Supervisor, WorkerFailed
@@ -222,7 +222,7 @@ class Session:
     async def _reload(self, supervisor: Supervisor, spec: SandboxSpec | None) -> _NotReloaded | None:
         """Read the rules and put them in force where they differ; returns why not. Never raises: the watch goes on."""
         try:
-            rules = await asyncio.to_thread(read_rules, self._config, self._environ)
+            rules = await reread_rules(self._config, self._environ)
             policy = effective(rules, self._request.profile)
             told = self._keyring.adopt(rules.credentials, policy, spec)
         except BadInput as error:

@@ -127,7 +127,7 @@ class Supervisor:
         for sandbox_id, policy in policies.items():
             post = self._at.get(sandbox_id)
             sandbox = post.sandboxes.get(sandbox_id) if post is not None else None
-            if post is not None and sandbox is not None and sandbox.policy != policy:
+            if post is not None and sandbox is not None and sandbox.policy.digest() != policy.digest():
                 sandbox.policy = policy
                 self._records.note("policy", sandbox, "adopted")
                 changed.setdefault((post.name, policy.digest()), []).append(sandbox_id)

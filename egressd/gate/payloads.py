@@ -1,4 +1,4 @@
-"""What comes to a worker in sealed payloads, beside messages: policies, names, levels, issuers. Control made them all."""
+"""What comes to a worker in sealed payloads, beside messages: names, levels, issuers. Control made them all."""
 
 from __future__ import annotations
 
@@ -10,16 +10,9 @@ from pydantic import TypeAdapter
 from egressd.gate.limits import Level
 from egressd.gate.tls.leaves import Issuer
 from egressd.policy.attempt import Name
-from egressd.policy.compile import CompiledPolicy, compile_policy
-from egressd.policy.effective import EffectivePolicy
 from egressd.policy.names import parse_name
 
 _LEVELS = TypeAdapter(list[Level])
-
-
-def read_policy(payload: bytes) -> CompiledPolicy:
-    """Return the compiled policy of an effective policy's JSON; raises ValueError."""
-    return compile_policy(EffectivePolicy.model_validate_json(payload))
 
 
 def read_pairs(payload: bytes) -> list[tuple[Name, IPv4Address]]:

@@ -65,7 +65,8 @@ from egressd.gate.messages import (
     Unshare,
     Written,
 )
-from egressd.gate.payloads import read_issuer, read_levels, read_pairs, read_policy
+from egressd.gate.payloads import read_issuer, read_levels, read_pairs
+from egressd.gate.policies import Policies
 from egressd.gate.reporting import ChannelRecorder
 from egressd.gate.sandbox import Sandbox
 from egressd.gate.sharing import Sharing as SharedListeners
@@ -93,6 +94,11 @@ class Worker:
         self._rooted = {root: self._services}
         self._recorder = recorder
         self._tenants: dict[str, Tenant] = {}
+        self._policies = Policies()
+        self._turn = asyncio.Lock()
+        """Whoever reads a policy: what comes with one is carried out in the order in which it came."""
+        self._coming: dict[str, Serve] = {}
+        """Whom to carry once the policy is read; whoever is revoked or left to a successor before is taken out."""
         self._room = Descriptors(resource.getrlimit(resource.RLIMIT_NOFILE)[0], lambda: len(self._tenants))
         self._shared = SharedListeners(services, self._tenants.get, self._send)
         self._pairs: dict[int, asyncio.Future[None]] = {}
@@ -123,9 +129,9 @@ class Worker:
                 if (stored := self._pairs.pop(message.pair, None)) is not None and not stored.done():
                     stored.set_result(None)
             case Serve():
-                self._serve(message, fds)
+                self._come(message, fds)
             case Adopt():
-                self._adopt(message, fds)
+                self._task(self._adopt(message, unsealed(fds.pop(0))))
             case Renew():
                 self._renew(message, read_issuer(unsealed(fds.pop(0))))
             case Revoke() | Drain():
@@ -169,16 +175,35 @@ class Worker:
             self._services, leaves=self._services.leaves.beside(issuer), certificate=certificate
         )
 
-    def _serve(self, message: Serve, fds: list[int]) -> None:
-        if message.sandbox in self._tenants or len(fds) != len(message.listeners) + 3:
+    def _come(self, message: Serve, fds: list[int]) -> None:
+        known = message.sandbox in self._tenants or message.sandbox in self._coming
+        if known or len(fds) != len(message.listeners) + 3:
             raise ValueError("serve")
-        policy = read_policy(unsealed(fds.pop(0)))
-        settings = self._services.settings
-        names = SyntheticNames(settings.dns_names)
-        names.restore(read_pairs(unsealed(fds.pop(0))))
-        budget = Budget(settings, lambda *level: self._keep(message.sandbox, *level), self._room)
-        budget.restore(time.monotonic(), policy.effective, read_levels(unsealed(fds.pop(0))))
-        sandbox = Sandbox(message.sandbox, policy, names, budget, dict(message.labels), message.traceparent)
+        self._coming[message.sandbox] = message
+        policy, pairs, levels = (unsealed(fds.pop(0)) for _ in range(3))
+        listeners = [socket.socket(fileno=fd) for fd in fds]
+        self._task(self._serve(message, policy, pairs, levels, listeners))
+
+    async def _serve(
+        self, message: Serve, payload: bytes, pairs: bytes, levels: bytes, listeners: list[socket.socket]
+    ) -> None:
+        async with self._turn:
+            policy = await self._policies.read(payload)
+            if self._coming.get(message.sandbox) is not message:
+                for listener in listeners:
+                    listener.close()
+                return
+            del self._coming[message.sandbox]
+            settings = self._services.settings
+            names = SyntheticNames(settings.dns_names)
+            names.restore(read_pairs(pairs))
+            budget = Budget(settings, lambda *level: self._keep(message.sandbox, *level), self._room)
+            budget.restore(time.monotonic(), policy.effective, read_levels(levels))
+            labels = dict(message.labels)
+            sandbox = Sandbox(message.sandbox, policy, names, budget, labels, message.traceparent)
+            self._carry(message, sandbox, listeners)
+
+    def _carry(self, message: Serve, sandbox: Sandbox, listeners: list[socket.socket]) -> None:
         sandbox.placeholders.update(message.placeholders)
         self._services.placeholders.update(message.placeholders.values())
         if message.answers == "self":
@@ -186,8 +211,8 @@ class Worker:
         tenant = self._tenants[sandbox.id] = Tenant(
             sandbox, self._rooted[message.root], lambda name, address: self._store(sandbox.id, name, address)
         )
-        for spec in message.listeners:
-            tenant.listen(spec, socket.socket(fileno=fds.pop(0)))
+        for spec, listener in zip(message.listeners, listeners, strict=True):
+            tenant.listen(spec, listener)
         self._shared.enter(message)
         tenant.rejudge()
         self._send(Serving(sandbox=sandbox.id))
@@ -210,15 +235,16 @@ class Worker:
         with contextlib.suppress(ChannelBroken):
             self._send(Spent(sandbox=sandbox, owner=owner, kind=kind, tokens=tokens, host=host))
 
-    def _adopt(self, message: Adopt, fds: list[int]) -> None:
-        policy = read_policy(unsealed(fds.pop(0)))
-        for sandbox in message.sandboxes:
-            if (tenant := self._tenants.get(sandbox)) is not None:
-                tenant.sandbox.policy = policy
-                self._leases.forget(sandbox)
-                tenant.sandbox.budget.adopt(time.monotonic(), policy.effective)
-                tenant.rejudge()
-        self._send(Adopted(sandboxes=message.sandboxes, policy=policy.digest))
+    async def _adopt(self, message: Adopt, payload: bytes) -> None:
+        async with self._turn:
+            policy = await self._policies.read(payload)
+            for sandbox in message.sandboxes:
+                if (tenant := self._tenants.get(sandbox)) is not None:
+                    tenant.sandbox.policy = policy
+                    self._leases.forget(sandbox)
+                    tenant.sandbox.budget.adopt(time.monotonic(), policy.effective)
+                    tenant.rejudge()
+            self._send(Adopted(sandboxes=message.sandboxes, policy=policy.digest))
 
     async def _unshare(self, share: str) -> None:
         await self._shared.unshare(share)
@@ -228,9 +254,16 @@ class Worker:
     def _task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        """A worker that could not do what it was told is no worker any more: its successor is told it again."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (problem := task.exception()) is not None:
+            self._on_closed(f"{type(problem).__name__}: {problem}")
 
     async def _revoke(self, message: Revoke) -> None:
+        self._coming.pop(message.sandbox, None)
         self._shared.leave(message.sandbox)
         tenant = self._tenants.pop(message.sandbox, None)
         if tenant is not None:
@@ -242,6 +275,7 @@ class Worker:
 
     async def _drain(self, message: Drain) -> None:
         """Leave every listener to a successor, end what is open before long, and then this worker."""
+        self._coming.clear()
         self._shared.step_aside()
         await asyncio.gather(*(tenant.step_aside() for tenant in self._tenants.values()))
         self._recorder.flush()

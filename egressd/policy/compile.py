@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_network
 
@@ -27,6 +27,8 @@ from egressd.policy.requests import DEFAULT_REQUESTS, RequestPattern, parse_requ
 
 type Level = tuple[Rule, ...]
 
+STEP = 256
+"""Hosts that are filed in one step."""
 DEFAULT_PORTS = {"https": 443, "http": 80}
 _EVERY_SCHEME = frozenset({"https", "http", "tcp"})
 _EPOCH = dt.date(1970, 1, 1).toordinal()
@@ -98,7 +100,7 @@ class Rule:
             yield from ((scheme, port) for scheme in sorted(self.schemes) if self.covers(scheme, port))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class CompiledPolicy:
     """A policy ready to judge; made by `compile_policy` only, swapped whole, never changed.
 
@@ -180,6 +182,19 @@ def compile_policy(
 
     `registrable` says which names `public_web` may cover; it must be pure and total.
     """
+    steps = compile_steps(effective, registrable)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            compiled: CompiledPolicy = done.value
+            return compiled
+
+
+def compile_steps(
+    effective: EffectivePolicy, registrable: Callable[[Name], bool] = looks_registrable
+) -> Generator[None, None, CompiledPolicy]:
+    """Do the same a little at a time, at most `STEP` hosts: for who has others waiting meanwhile."""
     if effective.mode == "observe" and effective.observe_until is None:
         raise ValueError("a profile that only observes needs the day on which it ends")
     exact: dict[str, Level] = {}
@@ -191,10 +206,10 @@ def compile_policy(
     for order, entry in enumerate(ordered):
         rule = _rule(entry, order, parsed)
         alone = (rule,)
-        for host in dict.fromkeys(entry.hosts):
-            wildcard = host.startswith("*.")
-            filed, key = (below, host[2:]) if wildcard else (exact, host)
-            filed[key] = filed[key] + alone if key in filed else alone
+        for start in range(0, max(len(entry.hosts), 1), STEP):
+            for host in entry.hosts[start : start + STEP]:
+                _file(host, rule, alone, exact, below)
+            yield
         if entry.public_web:
             web += alone
         if not entry.hosts and not entry.public_web:
@@ -214,6 +229,19 @@ def compile_policy(
         web=web,
         networks=tuple((version, length, found) for (version, length), found in by_length),
     )
+
+
+def _file(host: str, rule: Rule, alone: Level, exact: dict[str, Level], below: dict[str, Level]) -> None:
+    """File a rule under one of its hosts, once."""
+    pattern = parse_pattern(host)
+    if isinstance(pattern, BadHost):
+        raise ValueError(f"{rule.entry.place}: rule {rule.entry.id}: host '{host}': {pattern.detail}")
+    filed, key = (below, host[2:]) if pattern.wildcard else (exact, host)
+    found = filed.get(key)
+    if found is None:
+        filed[key] = alone
+    elif found[-1] is not rule:
+        filed[key] = found + alone
 
 
 def end_of(day: dt.date | None) -> float:
@@ -281,10 +309,6 @@ def _bad_destination(entry: EffectiveEntry) -> str | None:
             return "public_web stands alone, without hosts or addresses"
     elif not entry.hosts and not entry.addresses:
         return "it names no destination"
-    for host in entry.hosts:
-        pattern = parse_pattern(host)
-        if isinstance(pattern, BadHost):
-            return f"host '{host}': {pattern.detail}"
     try:
         networks = networks_of(entry.addresses)
     except ValueError as error:

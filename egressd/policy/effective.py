@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import weakref
+from collections.abc import Generator
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -85,4 +87,31 @@ class EffectivePolicy(_Frozen):
 
     def digest(self) -> str:
         """Return the first 16 hex digits of the SHA-256 of the canonical JSON: the policy's name in records."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+        known = _DIGESTS.get(id(self))
+        if known is None:
+            known = hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+            _DIGESTS[id(self)] = known
+            weakref.finalize(self, _DIGESTS.pop, id(self), None).atexit = False
+        return known
+
+    def lines(self) -> bytes:
+        """Return the policy as it travels: its JSON without entries on a line, then each entry's; `from_lines` reads it."""
+        head = self.model_dump_json(exclude={"entries"})
+        return "\n".join((head, *(entry.model_dump_json() for entry in self.entries))).encode()
+
+
+_DIGESTS: dict[int, str] = {}
+"""The digests of policies that live, by `id`: a large one is asked for its own at every record about it."""
+
+
+def from_lines(payload: bytes) -> Generator[None, None, EffectivePolicy]:
+    """Read what `EffectivePolicy.lines` wrote, a step for each entry; ValueError for anything else."""
+    head, *rest = payload.split(b"\n")
+    entries = []
+    for line in rest:
+        entries.append(EffectiveEntry.model_validate_json(line))
+        yield
+    policy = EffectivePolicy.model_validate_json(head)
+    if policy.entries:
+        raise ValueError("entries stand on lines of their own")
+    return policy.model_copy(update={"entries": tuple(entries)})

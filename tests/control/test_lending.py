@@ -262,7 +262,7 @@ def test_what_breaks_inside_is_no_lease(monkeypatch: pytest.MonkeyPatch) -> None
     def broken(*_: object) -> None:
         raise RuntimeError(CANARY)
 
-    for part in ("decide", "compile_policy", "parse_name"):
+    for part in ("decide", "compile_steps", "parse_name"):
         with monkeypatch.context() as patch:
 
             async def test() -> None:

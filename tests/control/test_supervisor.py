@@ -12,7 +12,8 @@ import pytest
 from egressd.control.sources import SharedListeners
 from egressd.control.worker import WorkerFailed
 from egressd.gate.payloads import read_levels
-from tests.control.fleet import PATIENCE, Box, Fleet, descriptors, fleet, until
+from egressd.policy.effective import EffectiveEntry
+from tests.control.fleet import PATIENCE, POLICY, Box, Fleet, descriptors, fleet, until
 
 
 def run(scenario: object) -> None:
@@ -303,5 +304,61 @@ def test_nothing_is_left_of_a_supervisor_that_stopped(tmp_path: Path) -> None:
         assert not any(exists(pid) for pid in pids if pid is not None)
         assert descriptors() <= before + 1  # the journal
         assert isinstance(made, Fleet)
+
+    run(scenario())
+
+
+LARGE = POLICY.model_copy(
+    update={
+        "entries": (
+            *POLICY.entries,
+            EffectiveEntry(
+                id="many",
+                place="p.yaml:9",
+                effect="allow",
+                hosts=tuple(f"h{number}.many.example.com" for number in range(20_000)),
+            ),
+        )
+    }
+)
+"""A policy that is not read in a moment."""
+
+
+def test_what_comes_while_a_policy_is_read_keeps_its_order(tmp_path: Path) -> None:
+    """Whoever is ended before that is never carried, who comes after is, and rules that came last are in force."""
+
+    async def scenario() -> None:
+        async with fleet(tmp_path) as made:
+            first = await made.box()
+            ended_early, second = Box(LARGE), Box(LARGE)
+            adding = [asyncio.create_task(made.supervisor.add(box.state)) for box in (ended_early, second)]
+            await asyncio.sleep(0)
+            await made.supervisor.remove(ended_early.id)
+            await asyncio.gather(*adding)
+            await made.supervisor.adopt({first.id: LARGE})
+            await made.supervisor.adopt({first.id: POLICY})
+            assert await second.name("h7.many.example.com") == "198.18.1.0"
+            assert not (await first.name("h7.many.example.com")).startswith("198.18.1.")
+            with pytest.raises(ConnectionRefusedError):
+                await ended_early.get()
+            await asyncio.gather(
+                *(made.supervisor.adopt({second.id: policy}) for policy in (POLICY, LARGE, POLICY))
+            )
+            await until(lambda: second.state.policy is POLICY, "the last")
+            assert not (await second.name("h8.many.example.com")).startswith("198.18.1.")
+
+    run(scenario())
+
+
+def test_who_is_not_carried_yet_when_a_worker_is_replaced_is_carried_by_the_next(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with fleet(tmp_path) as made:
+            await made.box()
+            boxes = [Box(LARGE.model_copy(update={"owner": str(number)})) for number in range(4)]
+            adding = [asyncio.create_task(made.supervisor.add(box.state)) for box in boxes]
+            await made.supervisor.roll(5)
+            await asyncio.gather(*adding)
+            for box in boxes:
+                await served(box)
 
     run(scenario())
