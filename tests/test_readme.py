@@ -34,6 +34,7 @@ PAGES = [
     "docs/limits.md",
     "docs/lints.md",
     "docs/pull-requests.md",
+    "docs/rollout.md",
     "docs/rules.md",
     "docs/serve.md",
     "docs/verify.md",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # see check.py
 
 YES, NO, BAD_INPUT = 0, 1, 2
 
-_STANDINGS = {"decides": "*", "covers": "+", "misses": "-", "expired": "x", "elsewhere": " "}
+_STANDINGS = {"decides": "*", "covers": "+", "misses": "-", "expired": "x", "elsewhere": " ", "observes": "~"}
 
 
 def register(app: typer.Typer) -> None:
@@ -136,7 +136,7 @@ def lines(found: Explanation, root: str) -> list[str]:
         f"  rule:   {entry.id if entry else 'none'}{f' ({root}/{entry.place})' if entry else ''}",
     ]
     if decision.would_deny:
-        lines.append("  note:   the profile only observes; enforced, this is a deny")
+        lines.append(_observed(found))
     if entry is not None and entry.via:
         lines.append(f"  via:    {root}/{entry.via}")
     if entry is not None and entry.because:
@@ -146,7 +146,8 @@ def lines(found: Explanation, root: str) -> list[str]:
     if found.attachment is not None:
         lines += _attached(found.attachment)
     if found.tried:
-        lines.append("  tried (* decides, + covers, - misses, x expired):")
+        observing = "~ observes, " if any(tried.standing == "observes" for tried in found.tried) else ""
+        lines.append(f"  tried (* decides, + covers, - misses, {observing}x expired):")
     for tried in found.tried:
         via = f" via {root}/{tried.entry.via}" if tried.entry.via else ""
         mark = _STANDINGS[tried.standing]
@@ -158,6 +159,12 @@ def lines(found: Explanation, root: str) -> list[str]:
             f"    {found.untold} more {'rule is' if found.untold == 1 else 'rules are'} about other hosts"
         )
     return [*lines, *_changes(found.changes)]
+
+
+def _observed(found: Explanation) -> str:
+    by = found.decision.would_entry or found.decision.entry
+    who = f"rule {by.id}" if by is not None else "the profile"
+    return f"  note:   {who} only observes; enforced, this is a deny ({found.decision.would_reason})"
 
 
 def _changes(changes: tuple[Change, ...]) -> list[str]:

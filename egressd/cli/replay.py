@@ -66,4 +66,4 @@ def replay(
 def _enforced(policy: CompiledPolicy) -> CompiledPolicy:
     from egressd.policy.compile import compile_policy
 
-    return compile_policy(policy.effective.model_copy(update={"mode": "enforce", "observe_until": None}))
+    return compile_policy(policy.effective.enforced())

@@ -35,7 +35,7 @@ def row_of(fields: Mapping[str, Any]) -> Row:
     """Return the row of a record; total, whatever the fields hold."""
     cell = _Cells(fields)
     event, verdict = cell("event"), cell("verdict")
-    if fields.get("would_deny") is True:
+    if fields.get("would_deny") is True and verdict == "allow":
         verdict = "would-deny"
     mark = verdict if event == "decision" and verdict else event
     return Row(

@@ -24,6 +24,7 @@ from egressd.policy.credential import Credential, CredentialsFile
 from egressd.policy.decide import decide
 from egressd.policy.effective import EffectiveEntry, EffectivePolicy
 from egressd.policy.names import parse_name
+from egressd.policy.reasons import Reason
 
 _PORT: Final = 443
 """A binding speaks of hosts and requests; which ports may be dialled the rules say. It is judged as if on this one."""
@@ -102,7 +103,7 @@ class Lending:
         now = self._wall()
         attempt = RequestAttempt(name, ask.port, "https", ask.method, ask.target, ask.upgrade)
         decision = decide(policy, attempt, now)
-        if not decision.allowed or decision.would_deny or policy.observes(now):
+        if not decision.allowed or decision.reason is Reason.OBSERVED or policy.observes(now):
             return False
         if decision.entry is None or decision.entry.credential != ask.credential:
             return False

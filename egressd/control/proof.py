@@ -54,7 +54,7 @@ def allowed_names(policy: EffectivePolicy) -> Sequence[str]:
     return [
         host
         for entry in policy.entries
-        if entry.effect == "allow" and entry.expires is None
+        if entry.effect == "allow" and entry.mode == "enforce" and entry.expires is None
         for host in entry.hosts
         if not host.startswith("*") and host not in denied
     ]

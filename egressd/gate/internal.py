@@ -170,7 +170,7 @@ def _tell_denials(facts: Facts) -> Iterable[str]:
 def _policy(sandbox: Sandbox, now: float) -> Facts:
     policy: EffectivePolicy = sandbox.policy.effective
     today = dt.datetime.fromtimestamp(now, dt.UTC).date()
-    live = [entry for entry in policy.entries if entry.expires is None or entry.expires >= today]
+    live = [entry for entry in policy.entries if _is_live(entry, today)]
     live.sort(key=lambda entry: _EFFECTS.index(entry.effect))
     facts: Facts = {
         "profile": policy.profile,
@@ -181,6 +181,14 @@ def _policy(sandbox: Sandbox, now: float) -> Facts:
         "entries_left_out": max(0, len(live) - MOST_ENTRIES),
     }
     return {key: value for key, value in facts.items() if value not in ([], 0)}
+
+
+def _is_live(entry: EffectiveEntry, today: dt.date) -> bool:
+    """Whether the entry changes what passes today: a denial that only observes does not, an allow only while it does."""
+    if entry.expires is not None and entry.expires < today:
+        return False
+    observes = entry.mode == "observe" and entry.observe_until is not None and entry.observe_until >= today
+    return observes is (entry.effect != "deny") if entry.mode == "observe" else True
 
 
 _EFFECTS: Final = ("allow", "ask", "deny")

@@ -38,6 +38,7 @@ CLOSED: dict[str, frozenset[str]] = {
     "layer": frozenset({"dns", "connection", "request", "packet"}),
     "verdict": frozenset({"allow", "deny", "ask"}),
     "reason": frozenset(Reason),
+    "would_reason": frozenset(Reason),
     "treatment": frozenset({"inspect", "tunnel", "relay"}),
     "alert": frozenset(get_args(Alert.__value__)),
 }

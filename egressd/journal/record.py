@@ -61,13 +61,13 @@ class Record:
     """One line of the journal; fields that are None are left out.
 
     `time` is RFC 3339 UTC in microseconds and is set at creation; `seq` is set by control when it writes.
-    `place` is `file:line`. `host` is the judged name in normal form, `host_raw` what was sent when that
-    differs or does not parse. `address` and `port` are what the sandbox dialled; `upstream` what egressd
-    dialled. `grant` is the approval that allowed it.
-    `credential` and `lease` name what was attached, `lease_expires` (RFC 3339) its end. `source` is the
-    address that the attempt came from, where sandboxes are told apart by it. `count` folds repeats. Bytes are payload
-    bytes, `up` from the sandbox. `torn`, `key`, `prev` and `signature` are the chain's own (`chain`, `heads`), set as it is
-    written. docs/records.md explains each field.
+    `place` is `file:line`. `would_deny` says that the attempt passed only because a profile or a rule observes; `would_reason`,
+    `would_rule` and `would_place` are those of the deny that it would have been. `host` is the judged name in normal form,
+    `host_raw` what was sent when that differs or does not parse. `address` and `port` are what the sandbox dialled; `upstream`
+    what egressd dialled. `grant` is the approval that allowed it. `credential` and `lease` name what was attached,
+    `lease_expires` (RFC 3339) its end. `source` is the address that the attempt came from, where sandboxes are told apart by it.
+    `count` folds repeats. Bytes are payload bytes, `up` from the sandbox. `torn`, `key`, `prev` and `signature` are the chain's
+    own (`chain`, `heads`), set as it is written. docs/records.md explains each field.
     """
 
     event: Event
@@ -82,6 +82,9 @@ class Record:
     place: str | None = None
     treatment: str | None = None
     would_deny: bool | None = None
+    would_reason: str | None = None
+    would_rule: str | None = None
+    would_place: str | None = None
     grant: str | None = None
     profile: str | None = None
     policy: str | None = None
@@ -127,6 +130,10 @@ class Record:
         self.treatment = decision.treatment
         if decision.would_deny:
             self.would_deny = True
+            self.would_reason = decision.would_reason.value if decision.would_reason is not None else None
+        if decision.would_entry is not None:
+            self.would_rule = decision.would_entry.id
+            self.would_place = decision.would_entry.place
         self.grant = decision.grant
         if decision.entry is not None:
             self.rule = decision.entry.id

@@ -59,8 +59,9 @@ class Decision:
     """The verdict on one attempt, why, and by which rule.
 
     `entry` is the entry that decided (its id and place go into the record), None for the default deny and the floor.
-    `would_deny` marks what only observe mode let through. `grant` is the approval that allowed it, by its id, and `once` says
-    that this one is for a single request.
+    `would_deny` marks what passes only because a profile or a rule observes: enforced, it would be denied for `would_reason`, by
+    `would_entry` where a rule denies it. Where the reason is `observed`, nothing else lets it through. `grant` is the approval
+    that allowed it, by its id, and `once` says that this one is for a single request.
     """
 
     verdict: Verdict
@@ -68,6 +69,8 @@ class Decision:
     entry: EffectiveEntry | None = None
     treatment: Treatment = "inspect"
     would_deny: bool = False
+    would_reason: Reason | None = None
+    would_entry: EffectiveEntry | None = None
     grant: str | None = None
     once: bool = False
 

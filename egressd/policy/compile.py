@@ -49,7 +49,7 @@ class Rule:
 
     `order` is its place in the file. `schemes` and `ports` are what it covers, None being every port.
     `patterns` is empty for a deny of everything and for what is not inspected. `end` is the Unix second from
-    which it is absent.
+    which it is absent, `observe_end` that until which it only observes, 0 where it is enforced.
     """
 
     entry: EffectiveEntry
@@ -58,6 +58,7 @@ class Rule:
     ports: frozenset[int] | None
     patterns: tuple[RequestPattern, ...]
     end: float
+    observe_end: float = 0.0
 
     @property
     def is_deny(self) -> bool:
@@ -79,8 +80,19 @@ class Rule:
         """Whether the rule has any path but `/**`, so that targets on its host must be canonical."""
         return any(not pattern.path.is_everything for pattern in self.patterns)
 
+    @property
+    def is_trial(self) -> bool:
+        """Whether the rule permits while it observes, and nothing otherwise."""
+        return self.entry.mode == "observe" and not self.is_deny
+
+    def observes(self, now: float) -> bool:
+        """Say whether the rule only observes at this time."""
+        return now < self.observe_end
+
     def is_live(self, now: float) -> bool:
-        """Say whether the rule is in force; were `now` no number, denials would be and nothing else."""
+        """Say whether the rule is there; were `now` no number, denials would be and nothing else."""
+        if self.is_trial and not self.observes(now):
+            return False
         return not now >= self.end if self.is_deny else now < self.end
 
     def covers(self, scheme: str, port: int) -> bool:
@@ -104,7 +116,8 @@ class Rule:
 class CompiledPolicy:
     """A policy ready to judge; made by `compile_policy` only, swapped whole, never changed.
 
-    `grants` are a sandbox's own approvals by host (`grants.granted`); they are no part of the policy and not in its digest.
+    `has_observers` says whether any rule observes by itself. `grants` are a sandbox's own approvals by host
+    (`grants.granted`); they are no part of the policy and not in its digest.
     """
 
     effective: EffectivePolicy
@@ -115,6 +128,7 @@ class CompiledPolicy:
     below: dict[str, Level]
     web: Level
     networks: tuple[tuple[int, int, dict[int, Level]], ...]
+    has_observers: bool = False
     grants: Mapping[str, tuple[Held, ...]] = field(default_factory=dict)
 
     @property
@@ -136,6 +150,7 @@ class CompiledPolicy:
         ends = [
             self.observe_end,
             *(end_of(entry.expires) for entry in self.effective.entries if entry.expires),
+            *(end_of(entry.observe_until) for entry in self.effective.entries if entry.observe_until),
             *(held.grant.ends for shelf in self.grants.values() for held in shelf),
         ]
         return min((end for end in ends if end > now), default=math.inf)
@@ -228,6 +243,7 @@ def compile_steps(
         below=below,
         web=web,
         networks=tuple((version, length, found) for (version, length), found in by_length),
+        has_observers=any(entry.mode == "observe" for entry in ordered),
     )
 
 
@@ -263,7 +279,7 @@ def networks_of(texts: Iterable[str]) -> tuple[Network, ...]:
 
 
 def _rule(entry: EffectiveEntry, order: int, parsed: dict[str, RequestPattern]) -> Rule:
-    problem = _bad_destination(entry) or _bad_lane(entry) or _bad_terms(entry)
+    problem = _bad_destination(entry) or _bad_lane(entry) or _bad_terms(entry) or _bad_mode(entry)
     if problem is not None:
         raise ValueError(f"{entry.place}: rule {entry.id}: {problem}")
     texts = entry.requests
@@ -276,7 +292,8 @@ def _rule(entry: EffectiveEntry, order: int, parsed: dict[str, RequestPattern]) 
     ):
         raise ValueError(f"{entry.place}: rule {entry.id}: public_web only reads: GET and HEAD")
     schemes, ports = _lanes(entry)
-    return Rule(entry, order, schemes, ports, patterns, end_of(entry.expires))
+    observe_end = end_of(entry.observe_until) if entry.mode == "observe" else 0.0
+    return Rule(entry, order, schemes, ports, patterns, end_of(entry.expires), observe_end)
 
 
 def _pattern(entry: EffectiveEntry, text: str, parsed: dict[str, RequestPattern]) -> RequestPattern:
@@ -348,4 +365,18 @@ def _bad_terms(entry: EffectiveEntry) -> str | None:
             return "a rule with a credential names its requests"
         if entry.schemes != ("https",):
             return "a credential travels over https only"
+    return None
+
+
+def _bad_mode(entry: EffectiveEntry) -> str | None:
+    if entry.mode == "enforce":
+        return None
+    if entry.observe_until is None:
+        return "a rule that only observes needs the day on which that ends"
+    if entry.effect == "ask":
+        return "an ask does not observe"
+    if entry.effect == "deny" and not entry.hosts:
+        return "a deny of addresses holds where names resolve to, too late to only observe"
+    if entry.credential is not None:
+        return "a rule that only observes attaches no credential"
     return None

@@ -7,6 +7,10 @@ deny that tells how near the nearest rule came, or in observe mode an allow that
 comes to an ask, or to the default deny, a grant that covers the attempt makes an allow of it, under the terms of the rule that
 asks, and where there is none under those of a rule for this request alone, without a credential.
 
+A rule that only observes changes none of that: a denial comes out as if it were enforced. Only then is the attempt judged again
+without the denials that observe, and what is then denied by default once more, by the allows that observe. What passes so is
+noted as what would be denied, with the reason for which it would.
+
 A connection comes before its requests and is judged without them. Where the most specific rule is a tunnel or a relay nobody will
 see requests, so the connection's decision is final, also for a request that asks. Where it is inspected, the connection is
 allowed if any rule could allow a request on it, and each request is judged on its own, by inspected rules only.
@@ -17,7 +21,7 @@ The functions are total: every value of the attempt types has a decision, and no
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -53,6 +57,10 @@ _NEAREST = (
 )
 
 
+_BY_DEFAULT = frozenset({Reason.NOT_ALLOWED, Reason.IP_LITERAL, *_NEAREST})
+"""What the default deny says; where no rule is named beside it."""
+
+
 def decide(policy: CompiledPolicy, attempt: Attempt, now: float) -> Decision:
     """Return the decision on `attempt` at `now` (Unix seconds)."""
     host = _host_of(attempt)
@@ -60,11 +68,8 @@ def decide(policy: CompiledPolicy, attempt: Attempt, now: float) -> Decision:
     if floor is not None:
         return Decision("deny", floor)
     bench = _bench(policy, host, now)
-    if isinstance(attempt, DnsQuestion):
-        return _question(bench)
-    if isinstance(attempt, ConnectionAttempt):
-        return _connection(bench, attempt.scheme, attempt.port)
-    return _request(bench, attempt)
+    found = _judged(bench, attempt)
+    return _observed(bench, attempt, found) if policy.has_observers and found.verdict == "deny" else found
 
 
 def permit_address(
@@ -128,6 +133,7 @@ class _Bench:
     observes: bool
     grants: tuple[Held, ...] = ()
     now: float = 0.0
+    observing: tuple[Level, ...] = ()
 
     @property
     def looks_at_paths(self) -> bool:
@@ -156,10 +162,48 @@ class _Bench:
 def _bench(policy: CompiledPolicy, host: Name | Address, now: float) -> _Bench:
     live = [tuple(rule for rule in level if rule.is_live(now)) for level in _levels(policy, host)]
     levels = tuple(tuple(rule for rule in level if not rule.is_deny) for level in live)
+    observing: tuple[Level, ...] = ()
+    if policy.has_observers:
+        observing = tuple(tuple(rule for rule in level if rule.is_trial) for level in levels)
+        levels = tuple(tuple(rule for rule in level if not rule.is_trial) for level in levels)
     # A bare address is a name error, not a default deny: observing does not let it through.
     literal = not isinstance(host, tuple)
     grants = find(policy.grants, host) if isinstance(host, tuple) else ()
-    return _Bench(literal, _denials(live), levels, not literal and policy.observes(now), grants, now)
+    return _Bench(
+        literal, _denials(live), levels, not literal and policy.observes(now), grants, now, observing
+    )
+
+
+def _judged(bench: _Bench, attempt: Attempt) -> Decision:
+    if isinstance(attempt, DnsQuestion):
+        return _question(bench)
+    if isinstance(attempt, ConnectionAttempt):
+        return _connection(bench, attempt.scheme, attempt.port)
+    return _request(bench, attempt)
+
+
+def _observed(bench: _Bench, attempt: Attempt, enforced: Decision) -> Decision:
+    """What becomes of a denial where rules only observe: an allow that is noted as what would be denied, or a denial still."""
+    found = enforced
+    binding = replace(bench, denials=tuple(rule for rule in bench.denials if not rule.observes(bench.now)))
+    if len(binding.denials) < len(bench.denials):
+        found = _judged(binding, attempt)
+    by_default = found.entry is None and found.reason in _BY_DEFAULT
+    if found.verdict == "deny" and (by_default or isinstance(attempt, DnsQuestion)) and any(bench.observing):
+        tried = _judged(_on_trial(binding, attempt), attempt)
+        if tried.allowed:
+            found = replace(tried, reason=Reason.OBSERVED)
+    if found.verdict == "deny":
+        return found
+    return replace(found, would_deny=True, would_reason=enforced.reason, would_entry=enforced.entry)
+
+
+def _on_trial(bench: _Bench, attempt: Attempt) -> _Bench:
+    """The allows that observe in the place of the others; a connection that an enforced rule has read stays read."""
+    levels = bench.observing
+    if isinstance(attempt, RequestAttempt) and _carrier(bench, attempt.scheme, attempt.port) is not None:
+        levels = tuple(tuple(rule for rule in level if not rule.is_opaque) for level in levels)
+    return replace(bench, levels=levels, observes=False, grants=())
 
 
 def _levels(policy: CompiledPolicy, host: Name | Address) -> list[Level]:
@@ -199,7 +243,10 @@ def _question(bench: _Bench) -> Decision:
     for rule in bench.denials:
         if rule.denies_everything:
             return _refusal(rule)
-    return _default(bench, Reason.NOT_ALLOWED)
+    found = _default(bench, Reason.NOT_ALLOWED)
+    if best is None or not found.would_deny:
+        return found
+    return replace(found, would_reason=best.reason, would_entry=best.entry)
 
 
 def _connection(bench: _Bench, scheme: str, port: int) -> Decision:
@@ -370,7 +417,7 @@ def _default(
     return (
         Decision("deny", broken)
         if broken is not None
-        else Decision("allow", Reason.OBSERVED, would_deny=True)
+        else Decision("allow", Reason.OBSERVED, would_deny=True, would_reason=reason)
     )
 
 

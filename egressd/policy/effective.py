@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Effect = Literal["allow", "deny", "ask"]
 Scheme = Literal["https", "http"]
 Treatment = Literal["inspect", "tunnel", "relay"]
+Mode = Literal["enforce", "observe"]
 
 
 class _Frozen(BaseModel):
@@ -52,7 +53,8 @@ class EffectiveEntry(_Frozen):
     Exactly one of `hosts`, `public_web`, or `addresses` alone selects the destination; `addresses` beside `hosts` confines where
     the hosts may resolve. `ports` is filled in (443 for https, 80 for http where the file says nothing), but for a
     deny that names none: it binds every port and scheme. `requests` empty on an inspected allow means `GET,HEAD /**`, on a
-    deny everything.
+    deny everything. Until `observe_until`, a deny in mode observe only notes what it would deny, and from then on it denies; an
+    allow in mode observe stands in for the default deny, noted as such, and is absent from then on.
     """
 
     id: str
@@ -70,6 +72,8 @@ class EffectiveEntry(_Frozen):
     credential: str | None = None
     limits: EntryLimits = EntryLimits()
     expires: dt.date | None = None
+    mode: Mode = "enforce"
+    observe_until: dt.date | None = None
     because: str | None = None
     approvers: tuple[str, ...] = ()
 
@@ -80,10 +84,19 @@ class EffectivePolicy(_Frozen):
     schema_version: Literal[1] = 1
     profile: str
     owner: str | None = None
-    mode: Literal["enforce", "observe"] = "enforce"
+    mode: Mode = "enforce"
     observe_until: dt.date | None = None
     entries: tuple[EffectiveEntry, ...] = ()
     limits: EntryLimits = EntryLimits()
+
+    def enforced(self) -> EffectivePolicy:
+        """Return the policy as if nothing of it only observed: denials deny, and an allow that observes is not there."""
+        entries = tuple(
+            entry.model_copy(update={"mode": "enforce", "observe_until": None})
+            for entry in self.entries
+            if entry.mode == "enforce" or entry.effect == "deny"
+        )
+        return self.model_copy(update={"mode": "enforce", "observe_until": None, "entries": entries})
 
     def digest(self) -> str:
         """Return the first 16 hex digits of the SHA-256 of the canonical JSON: the policy's name in records."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from egressd.policy.effective import EntryLimits, Treatment
+from egressd.policy.effective import EntryLimits, Mode, Treatment
 from egressd.policy.values import (
     ByteRate,
     CountRate,
@@ -107,6 +107,13 @@ class PermittingEntry(Entry):
 class AllowEntry(PermittingEntry):
     """A destination that may be reached."""
 
+    mode: Mode | None = Field(
+        None,
+        description="observe: in place of the default deny, noted as what would be denied, until `observe_until`",
+    )
+    observe_until: Day | None = Field(
+        None, description="the last day (UTC) of mode: observe, at most 30 days ahead; then the rule is gone"
+    )
     public_web: Literal["read"] | None = Field(None, description="every public name, GET and HEAD only")
 
 
@@ -121,6 +128,12 @@ class AskEntry(PermittingEntry):
 class DenyEntry(Entry):
     """A destination that may not be reached, whatever allows it; all ports and schemes if it names none."""
 
+    mode: Mode | None = Field(
+        None, description="observe: notes what it would deny and denies nothing, until `observe_until`"
+    )
+    observe_until: Day | None = Field(
+        None, description="the last day (UTC) of mode: observe, at most 30 days ahead; then the rule denies"
+    )
     requests: Texts | None = Field(
         None, description="only these requests are denied; everything when left out"
     )
@@ -189,7 +202,7 @@ class ProfileFile(Said):
     groups: Ids | None = Field(None, description="rules that profiles share: groups/NAME.yaml")
     without: Ids | None = Field(None, description="ids of rules of the extended profile that this one lacks")
     adds: Additions | None = Field(None, description="what goes beyond the extended profile")
-    mode: Literal["enforce", "observe"] = "enforce"
+    mode: Mode = "enforce"
     observe_until: Day | None = Field(
         None, description="the last day (UTC) of mode: observe, at most 30 days ahead"
     )

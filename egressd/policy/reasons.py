@@ -134,7 +134,7 @@ _LATER = "Try again later; if it persists, tell the operator."
 WORDS: dict[Reason, Words] = {
     Reason.RULE: Words("a rule allows this", "", 200),
     Reason.GRANT: Words("an approval allows this for a while", "", 200),
-    Reason.OBSERVED: Words("no rule allows this; the profile only observes", "", 200),
+    Reason.OBSERVED: Words("nothing in force allows this; it is only observed", "", 200),
     Reason.EXPLAINED: Words("the name is denied and leads to a page that says so", "", 200),
     Reason.INTERNAL_PAGE: Words("egressd itself answers this, for this sandbox alone", "", 200),
     Reason.NOT_ALLOWED: Words("no rule of this sandbox allows this destination", _ASK),

@@ -6,13 +6,12 @@ every profile, also on one that says nothing of limits.
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import ip_network
 
 from egressd.policy.effective import EffectiveEntry, EntryLimits
-from egressd.policy.model import Ceiling, OrganisationFile, PermittingEntry, ProfileFile
+from egressd.policy.model import Ceiling, OrganisationFile, PermittingEntry
 from egressd.rulefiles.document import Document
 from egressd.rulefiles.entries import Library, Reader, check_limits
 from egressd.rulefiles.narrowing import Envelope, Network, is_tighter, lanes, network_within, tightest
@@ -20,7 +19,7 @@ from egressd.rulefiles.networks import is_public, read_network
 from egressd.rulefiles.problems import Code, Findings
 from egressd.rulefiles.written import Written
 
-_NOT_HERE = ("id", "credential", "limits", "expires", "owner", "ticket")
+_NOT_HERE = ("id", "credential", "limits", "expires", "mode", "observe_until", "owner", "ticket")
 _CEILING = "ceiling"
 
 
@@ -79,21 +78,6 @@ def check_ceiling(top: Top, written: Iterable[Written]) -> None:
             what, key = found
             message = f"{what} is beyond the ceiling ({top.line(key)})"
             one.note(None, Code.OVER_CEILING, message, "no profile may allow more than the organisation does")
-
-
-def check_observing(top: Top, profile: ProfileFile, today: dt.date, reader: Reader) -> None:
-    """Add a problem for a profile that only observes, or does so for longer than the ceiling lets it."""
-    most = top.model.observe_days
-    if most is None or profile.mode != "observe":
-        return
-    place = top.line("observe_days")
-    if most == 0:
-        message = f"`mode: observe` is beyond the ceiling ({place})"
-        reader.note(("mode",), Code.OVER_CEILING, message, "write `mode: enforce`")
-    elif profile.observe_until is not None and profile.observe_until > today + dt.timedelta(days=most):
-        message = f"observing until {profile.observe_until} is beyond the ceiling of {most} days ({place})"
-        latest = today + dt.timedelta(days=most)
-        reader.note(("observe_until",), Code.OVER_CEILING, message, f"{latest} is the latest day")
 
 
 def bound_limits(top: Top, limits: EntryLimits, reader: Reader) -> EntryLimits:

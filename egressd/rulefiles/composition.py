@@ -7,6 +7,7 @@ Leaving a rule out can open a wider one that it hid (an `ask` before an `allow`)
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -145,11 +146,19 @@ def _wider(one: Written, old: Written) -> str | None:
         return "other people may approve it"
     if (name := is_tighter(new.limits, was.limits)) is not None:
         return f"its limit for {name} is wider, or missing"
+    if (new.mode, was.mode) == ("enforce", "observe"):
+        return "it allows what is only observed there"
+    if new.mode == "observe" and (was.mode == "enforce" or _after(new.observe_until, was.observe_until)):
+        return "it observes what is enforced there" if was.mode == "enforce" else "it observes for longer"
     if was.expires is not None and (new.expires is None or new.expires > was.expires):
         return f"it lasts longer than {was.expires}"
     if any(map(spells_paths, old.entries)) and not all(map(spells_paths, one.entries)):
         return "without a path spelled out, ambiguous ones would pass"
     return next(filter(None, (_beyond(entry, old.entries) for entry in one.entries)), None)
+
+
+def _after(day: dt.date | None, other: dt.date | None) -> bool:
+    return other is not None and (day is None or day > other)
 
 
 def _beyond(entry: EffectiveEntry, old: Iterable[EffectiveEntry]) -> str | None:

@@ -117,7 +117,7 @@ def _terms(old: EffectivePolicy, new: EffectivePolicy, made: Difference) -> None
         was = before.get((entry.id, entry.via))
         if was is None:
             continue
-        for key in ("limits", "expires", "approvers"):
+        for key in ("limits", "expires", "approvers", "mode", "observe_until"):
             if getattr(was, key) != getattr(entry, key):
                 what = f"{key} of {entry.id}"
                 rule = f"{entry.id} ({entry.place})"
@@ -169,7 +169,7 @@ def _said(rule: Rule) -> tuple[object, ...]:
     entry = rule.entry
     texts = tuple(pattern.text for pattern in rule.patterns)
     reach = (rule.schemes, rule.ports, texts, entry.treatment, entry.addresses, rule.end)
-    return (entry.effect, entry.origin, *reach, entry.credential)
+    return (entry.effect, entry.origin, *reach, entry.credential, entry.mode, entry.observe_until)
 
 
 def _told(decision: Decision, kind: Kind) -> str:

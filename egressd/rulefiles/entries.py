@@ -168,6 +168,8 @@ class Reader:
             if isinstance(entry, PermittingEntry) and entry.limits
             else EntryLimits(),
             expires=entry.expires,
+            mode=getattr(entry, "mode", None) or "enforce",
+            observe_until=getattr(entry, "observe_until", None),
             because=entry.because,
             approvers=tuple(entry.approvers or ()) if isinstance(entry, AskEntry) else (),
             ports=(443,) if permits else (),

@@ -30,7 +30,7 @@ from egressd.rulefiles.requestline import Asked
 MOST_TRIED = 20
 MOST_RELATED = 5
 
-type Standing = Literal["decides", "covers", "misses", "expired", "elsewhere"]
+type Standing = Literal["decides", "covers", "misses", "expired", "elsewhere", "observes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,9 @@ class Explanation:
             "reason": self.decision.reason.value,
             "says": self.says,
             "would_deny": self.decision.would_deny,
+            "would_reason": self.decision.would_reason.value if self.decision.would_reason else None,
+            "would_rule": self.decision.would_entry.id if self.decision.would_entry else None,
+            "would_place": self.decision.would_entry.place if self.decision.would_entry else None,
             "treatment": self.treatment,
             "rule": entry.id if entry else None,
             "place": entry.place if entry else None,
@@ -136,9 +139,12 @@ def _told(trial: Trial, decision: Decision) -> Tried:
     if entry is decision.entry:
         return Tried(entry, "decides", WORDS[decision.reason].says)
     if trial.outcome == "expired":
-        return Tried(entry, "expired", f"expired on {entry.expires}")
+        ended = f"expired on {entry.expires}" if entry.expires else f"observed until {entry.observe_until}"
+        return Tried(entry, "expired", ended)
     if trial.why is not None:
         return Tried(entry, "misses", f"{trial.why}: {_in_words(trial.why, entry)}")
+    if entry is decision.would_entry:
+        return Tried(entry, "observes", f"would deny it, and only observes until {entry.observe_until}")
     if decision.verdict == "deny" and entry.effect != "deny":
         return Tried(entry, "covers", f"covers it, but {decision.reason} comes first")
     return Tried(entry, "covers", "covers it, but a more specific or an earlier rule decides")

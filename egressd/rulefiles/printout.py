@@ -91,6 +91,7 @@ def as_json(policy: EffectivePolicy, source: RuleSource) -> dict[str, object]:
 
 def _entry(entry: EffectiveEntry, origins: Origins) -> Iterator[Line]:
     yield Line(f"id: {entry.id}", entry.place)
+    yield from _mode(entry, origins)
     for key in ("hosts", "addresses"):
         yield from _items(entry, key, getattr(entry, key), origins)
     if entry.public_web:
@@ -117,6 +118,12 @@ def _entry(entry: EffectiveEntry, origins: Origins) -> Iterator[Line]:
     yield from _items(entry, "approvers", entry.approvers, origins)
     if entry.because is not None:
         yield Line(f"because: {_scalar(entry.because)}", origins.of(entry, "because"))
+
+
+def _mode(entry: EffectiveEntry, origins: Origins) -> Iterator[Line]:
+    if entry.mode == "observe":
+        yield Line(f"mode: {entry.mode}", origins.of(entry, "mode"))
+        yield Line(f"observe_until: {entry.observe_until}", origins.of(entry, "observe_until"))
 
 
 def _items(entry: EffectiveEntry, key: str, values: tuple[str, ...], origins: Origins) -> Iterator[Line]:

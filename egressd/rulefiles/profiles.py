@@ -9,7 +9,6 @@ from dataclasses import replace
 from egressd.policy.credential import CredentialsFile
 from egressd.policy.effective import EffectiveEntry, EffectivePolicy, EntryLimits, Rate
 from egressd.policy.model import (
-    MOST_OBSERVE_DAYS,
     AllowEntry,
     DenyEntry,
     OrganisationFile,
@@ -17,10 +16,11 @@ from egressd.policy.model import (
     ProfileFile,
 )
 from egressd.rulefiles.bindings import Bare, Used, check_bare, check_uses
-from egressd.rulefiles.ceiling import Top, bound_limits, check_ceiling, check_observing
+from egressd.rulefiles.ceiling import Top, bound_limits, check_ceiling
 from egressd.rulefiles.composition import Composed, Group
 from egressd.rulefiles.document import Document
 from egressd.rulefiles.entries import EXFIL_SINKS, Library, Reader, reaches_private
+from egressd.rulefiles.observing import check_profile, check_rules
 from egressd.rulefiles.overlaps import HostIndex, patterns
 from egressd.rulefiles.problems import Code, Findings
 from egressd.rulefiles.written import Written, written
@@ -37,6 +37,7 @@ def read_organisation(
     """Return the denials that bind every profile."""
     reader = Reader(document, library, findings, origin="organisation")
     denials = list(written(reader, model))
+    check_rules(denials, None, today)
     _check_expiry(denials, today)
     return [made for one in denials for made in one.entries]
 
@@ -56,7 +57,8 @@ def read_profile(
     """Return the effective policy of a profile that has been put together; what is wrong with it is noted."""
     above = list(organisation)
     model, reader, entries = composed.model, composed.reader, composed.written
-    _check_mode(model, reader, today)
+    check_profile(model, top, reader, today)
+    check_rules(entries, top, today)
     _check_public_web(model, entries)
     _check_denied_requests(entries, above)
     _check_expiry(entries, today)
@@ -67,7 +69,6 @@ def read_profile(
     limits = composed.limits
     if top is not None:
         check_ceiling(top, entries)
-        check_observing(top, model, today, reader)
         limits = bound_limits(top, limits, reader)
     sinks = list(_sinks(entries))
     return EffectivePolicy(
@@ -78,30 +79,6 @@ def read_profile(
         entries=(*above, *sinks, *(made for one in entries for made in one.entries)),
         limits=limits,
     )
-
-
-def _check_mode(model: ProfileFile, reader: Reader, today: dt.date) -> None:
-    if model.mode == "enforce":
-        if model.observe_until is not None:
-            hint = "remove it, or write `mode: observe`"
-            reader.note(
-                ("observe_until",), Code.OBSERVE, "`observe_until` without `mode: observe`", hint, key=True
-            )
-        return
-    last = today + dt.timedelta(days=MOST_OBSERVE_DAYS)
-    if model.observe_until is None:
-        reader.note(
-            ("mode",),
-            Code.OBSERVE,
-            "`mode: observe` needs an end",
-            f"add `observe_until: {last}` or an earlier day",
-        )
-    elif model.observe_until > last:
-        message = f"observing until {model.observe_until} is more than {MOST_OBSERVE_DAYS} days ahead"
-        reader.note(("observe_until",), Code.OBSERVE, message, f"{last} is the latest day; renew it then")
-    elif model.observe_until < today:
-        message = f"observing ended on {model.observe_until}; the profile is enforced"
-        reader.note(("observe_until",), Code.EXPIRED, message, "write `mode: enforce`")
 
 
 def _check_public_web(model: ProfileFile, entries: Sequence[Written]) -> None:

@@ -93,7 +93,8 @@ def _denial(rule: Rule, host: str, policy: CompiledPolicy) -> Rule | None:
         dot = name.find(".", dot + 1)
     for level in levels:
         for other in level:
-            if other.is_deny and not other.patterns and other.end >= rule.end and _has_lanes(other, rule):
+            enforced = other.is_deny and other.entry.mode == "enforce"
+            if enforced and not other.patterns and other.end >= rule.end and _has_lanes(other, rule):
                 return other
     return None
 
@@ -101,7 +102,7 @@ def _denial(rule: Rule, host: str, policy: CompiledPolicy) -> Rule | None:
 def _before(rule: Rule, level: Level, *, wild: bool) -> Rule | None:
     permits = [other for other in level if not other.is_deny]
     for other in permits:
-        if other is rule or other.end < rule.end or not _has_lanes(other, rule):
+        if other is rule or other.is_trial or other.end < rule.end or not _has_lanes(other, rule):
             continue
         if other.is_opaque and not rule.is_opaque:
             # An inspected connection passes by a tunnel: that hides the rule only where it is the first of all.
@@ -150,7 +151,9 @@ def _selection(rules: list[Rule]) -> tuple[object, ...]:
     for rule in rules:
         entry = rule.entry
         reach = (entry.schemes, entry.ports, entry.treatment, frozenset(entry.requests))
-        parts.append((entry.effect, frozenset(entry.hosts), entry.addresses, entry.public_web, *reach))
+        parts.append(
+            (entry.effect, entry.mode, frozenset(entry.hosts), entry.addresses, entry.public_web, *reach)
+        )
     return tuple(parts)
 
 

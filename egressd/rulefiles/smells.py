@@ -85,6 +85,10 @@ class Nose:
                     f"{entry.id!r} ends on {entry.expires}",
                     "renew it, or let it go",
                 )
+            if entry.observe_until is not None and self._is_soon(entry.observe_until):
+                place = self.origins.of(entry, "observe_until")
+                message = f"observing by {entry.id!r} ends on {entry.observe_until}"
+                self._note(place, Code.EXPIRES_SOON, message, "enforce it, or renew it")
             if entry.effect != "deny" and not (entry.via or "").startswith(f"{SERVICES}/"):
                 self._entry(entry)
         self._typos([entry for entry in written.values() if not (entry.via or "").startswith(f"{SERVICES}/")])

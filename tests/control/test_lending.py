@@ -197,6 +197,15 @@ def test_what_rules_and_binding_give_is_lent(question: Ask) -> None:
     run(test())
 
 
+def test_a_denial_that_only_observes_takes_no_credential_away() -> None:
+    async def test() -> None:
+        until = {"mode": "observe", "observe_until": dt.date(2999, 1, 1)}
+        noted = entry(id="no", effect="deny", credential=None, requests=(), **until)
+        assert await Stand(said=policy(noted, entry())).lend(ask()) is not None
+
+    run(test())
+
+
 def test_rules_that_change_while_the_source_is_asked_count() -> None:
     async def test() -> None:
         stand = Stand()

@@ -178,6 +178,24 @@ def test_a_profile_that_only_observes_says_what_holds() -> None:
     assert "What is not listed is denied." in text("/policy", sandbox(ended))
 
 
+def test_rules_that_only_observe_are_told_by_what_passes() -> None:
+    until = {"mode": "observe", "observe_until": dt.date(2027, 1, 20)}
+    over = {"mode": "observe", "observe_until": dt.date(2027, 1, 14)}
+    entries = (
+        EffectiveEntry.model_validate(
+            {"id": name, "place": "p.yaml:1", "effect": effect, "hosts": ("x.test",), **mode}
+        )
+        for name, effect, mode in (
+            ("noted", "deny", until),
+            ("tried", "allow", until),
+            ("denies", "deny", over),
+            ("gone", "allow", over),
+        )
+    )
+    told = facts("/policy", sandbox(POLICY.model_copy(update={"entries": tuple(entries)})))
+    assert [entry["rule"] for entry in told["entries"]] == ["tried", "denies"]
+
+
 @pytest.mark.parametrize("path", ["/", "/whoami", "/policy", "/denials", "/ca.crt"])
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
 def test_nothing_that_operators_keep_for_themselves_is_told(path: str, as_json: bool) -> None:

@@ -216,13 +216,72 @@ def test_observing_changes_only_the_default_deny(entries: list[EffectiveEntry], 
     enforced, observed = decide(make(entries), attempt, NOON), decide(make(entries, TODAY), attempt, NOON)
     if observed.reason is Reason.OBSERVED:
         assert enforced.verdict == "deny"
-        assert observed == Decision("allow", Reason.OBSERVED, None, "inspect", True)
+        noted = (enforced.reason, enforced.entry)
+        assert observed == Decision("allow", Reason.OBSERVED, None, "inspect", True, *noted)
         # A name is asked for on account of any port: one may be denied by a rule, and another by default.
         assert enforced.entry is None or isinstance(attempt, DnsQuestion)
     elif enforced.verdict != "deny":
         assert observed == enforced
     else:
         assert observed.verdict == "deny"
+
+
+@st.composite
+def observers(draw: st.DrawFn) -> EffectiveEntry:
+    """Any rule that observes, today or until yesterday."""
+    made = draw((permits() | denials()).filter(lambda one: one.effect != "ask" and _may_observe(one)))
+    end = draw(st.sampled_from([TODAY, TODAY, YESTERDAY]))
+    return made.model_copy(update={"mode": "observe", "observe_until": end, "id": "observer"})
+
+
+def _may_observe(one: EffectiveEntry) -> bool:
+    return bool(one.hosts) or one.effect == "allow"
+
+
+MIXED = st.lists(permits() | denials() | observers() | observers(), min_size=1, max_size=5)
+
+
+@given(MIXED, ENDS, ATTEMPTS)
+def test_a_rule_that_observes_changes_denials_into_noted_allows_alone(
+    entries: list[EffectiveEntry], end: dt.date | None, attempt: Attempt
+) -> None:
+    found = make(entries, end)
+    enforced = compile_policy(found.effective.enforced())
+    observed, would = decide(found, attempt, NOON), decide(enforced, attempt, NOON)
+    if would.verdict != "deny":
+        assert observed == would
+    elif observed.would_deny:
+        assert observed.verdict in ("allow", "ask")
+        assert (observed.would_reason, observed.would_entry and observed.would_entry.id) == (
+            would.reason,
+            would.entry and would.entry.id,
+        )
+        if observed.reason is not Reason.OBSERVED and observed.entry is not None:
+            assert observed.entry.mode == "enforce"
+    else:
+        assert observed.verdict == "deny"
+
+
+@given(MIXED, ATTEMPTS)
+def test_rules_that_no_longer_observe_are_enforced(entries: list[EffectiveEntry], attempt: Attempt) -> None:
+    over = [
+        one.model_copy(update={"observe_until": YESTERDAY}) if one.mode == "observe" else one
+        for one in entries
+    ]
+    enforced = compile_policy(make(entries).effective.enforced())
+    ended, wanted = decide(make(over), attempt, NOON), decide(enforced, attempt, NOON)
+    assert (ended.verdict, ended.reason, ended.treatment) == (wanted.verdict, wanted.reason, wanted.treatment)
+    assert not ended.would_deny
+
+
+@given(ENTRIES, MIXED, ATTEMPTS)
+def test_a_denial_in_force_holds_beside_rules_that_observe(
+    entries: list[EffectiveEntry], mixed: list[EffectiveEntry], attempt: Attempt
+) -> None:
+    trials_ = [one for one in mixed if one.mode == "observe" and one.effect == "allow"]
+    before, after = decide(make(entries), attempt, NOON), decide(make([*entries, *trials_]), attempt, NOON)
+    if before.verdict != "deny" or (before.entry is not None and not isinstance(attempt, DnsQuestion)):
+        assert after == before
 
 
 @given(ENTRIES, ENDS, ATTEMPTS, ADDRESSES)

@@ -188,6 +188,8 @@ def test_the_laws_above_are_tried_on_rules_that_load() -> None:
 
 WIDE = {"id": "wide", "hosts": ["*.example.com"], "treatment": "tunnel"}
 NARROW = {"id": "narrow", "hosts": ["a.example.com"], "requests": ["GET /a"]}
+UNTIL = {"mode": "observe", "observe_until": "2026-12-20"}
+LATER = {"mode": "observe", "observe_until": "2026-12-24"}
 
 
 @pytest.mark.parametrize(
@@ -203,6 +205,10 @@ NARROW = {"id": "narrow", "hosts": ["a.example.com"], "requests": ["GET /a"]}
         ({"ask": [NARROW]}, {"allow": [NARROW]}, Code.NOT_NARROWER),
         ({"allow": [WIDE]}, {"allow": [{**WIDE, "treatment": "inspect"}]}, None),
         ({"allow": [NARROW]}, {"allow": [{**NARROW, "expires": "2027-01-01"}]}, None),
+        ({"allow": [NARROW]}, {"allow": [{**NARROW, **UNTIL}]}, Code.NOT_NARROWER),
+        ({"allow": [{**NARROW, **UNTIL}]}, {"allow": [NARROW]}, Code.NOT_NARROWER),
+        ({"allow": [{**NARROW, **UNTIL}]}, {"allow": [{**NARROW, **LATER}]}, Code.NOT_NARROWER),
+        ({"allow": [{**NARROW, **LATER}]}, {"allow": [{**NARROW, **UNTIL}]}, None),
     ],
     ids=[
         "leaving out a rule that hides a tunnel",
@@ -215,6 +221,10 @@ NARROW = {"id": "narrow", "hosts": ["a.example.com"], "requests": ["GET /a"]}
         "allowing where it was asked",
         "inspecting what was a tunnel",
         "ending sooner",
+        "observing what is enforced",
+        "enforcing what is observed",
+        "observing for longer",
+        "observing less long",
     ],
 )
 def test_a_child_may_narrow_and_adds_only_where_it_says_so(

@@ -44,7 +44,7 @@ def problem_of(exchange: Exchange, decision: Decision, request: http.Request, no
         return None
     if exchange.bound is None or exchange.bound.scheme != "https" or not connection.tls:
         return Refused(Reason.CREDENTIAL_NEEDS_TLS, "the client's side is in the clear")
-    if decision.would_deny or connection.sandbox.policy.observes(now):
+    if decision.reason is Reason.OBSERVED or connection.sandbox.policy.observes(now):
         return Refused(Reason.CREDENTIAL_UNAVAILABLE, "the profile only observes")
     return None if connection.services.leases is not None else _NO_BROKER
 
