@@ -86,6 +86,12 @@ def _log(app: typer.Typer) -> None:
     log.register(app)
 
 
+def _report(app: typer.Typer) -> None:
+    from egressd.cli import report
+
+    report.register(app)
+
+
 def _ca(app: typer.Typer) -> None:
     from egressd.cli import ca
 
@@ -162,6 +168,7 @@ VERBS: dict[str, Callable[[typer.Typer], None]] = {
     "services": _services,
     "doctor": _doctor,
     "log": _log,
+    "report": _report,
     "config": _config,
     "ca": _ca,
     "credentials": _credentials,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from egressd.cli.recordings import BadJournal, recorded
+from egressd.cli.recordings import configured_journal, recorded
 from egressd.cli.rows import printable, row_of
 from egressd.policy.reasons import WORDS, Reason
 
@@ -104,22 +104,7 @@ class Past:
 
 def find(attempt_id: str, journal: str | None) -> Past | None:
     """Return the decision on an attempt; raises BadJournal."""
-    fields = next((f for f in recorded(journal or _configured()) if f.get("attempt_id") == attempt_id), None)
-    return Past(fields) if fields is not None else None
-
-
-def _configured() -> str:
-    from pathlib import Path
-
-    from egressd.cli.options import given_config
-    from egressd.control.config import ConfigError
-
-    try:
-        journal = given_config().journal
-    except ConfigError as error:
-        raise BadJournal(str(error)) from None
-    if isinstance(journal, Path):
-        return str(journal)
-    raise BadJournal(
-        "the configured journal is standard output\nhint: name the file that it was sent to: --journal FILE"
+    fields = next(
+        (f for f in recorded(journal or configured_journal()) if f.get("attempt_id") == attempt_id), None
     )
+    return Past(fields) if fields is not None else None

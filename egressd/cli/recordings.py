@@ -43,6 +43,45 @@ def recorded(name: str, *, doing: str = "reading") -> Iterator[dict[str, Any]]:
         print(f"egressd: {tally.torn} torn or foreign lines were skipped", file=sys.stderr)
 
 
+def history(names: list[str], since: str = "", *, doing: str = "reading") -> Iterator[dict[str, Any]]:
+    """Yield the decisions of several journals, one after the other, from the time `since` (as records write it) on.
+
+    Without a name it is the configured one. One alone comes with the files that were rotated out of it, oldest first.
+    """
+    paths = names or [configured_journal()]
+    if len(paths) == 1 and paths[0] != STDIN:
+        paths = [*map(str, _rotated(Path(paths[0]))), *paths]
+    for path in paths:
+        for fields in recorded(path, doing=doing):
+            time = fields.get("time")
+            # one format and one zone: text order is time order
+            if not since or (isinstance(time, str) and time >= since):
+                yield fields
+
+
+def configured_journal() -> str:
+    """Return the journal that the configuration names; raises BadJournal."""
+    from egressd.cli.options import given_config
+    from egressd.control.config import ConfigError
+
+    try:
+        journal = given_config().journal
+    except ConfigError as error:
+        raise BadJournal(str(error)) from None
+    if isinstance(journal, Path):
+        return str(journal)
+    raise BadJournal("the configured journal is standard output\nhint: name the file that it was sent to")
+
+
+def _rotated(journal: Path) -> list[Path]:
+    from egressd.journal.rotation import rotated_files
+
+    try:
+        return rotated_files(journal)
+    except OSError as error:
+        raise BadJournal(f"{journal}: {error.strerror or error}") from None
+
+
 def _opened(name: str) -> BinaryIO:
     if name == STDIN:
         return sys.stdin.buffer
