@@ -80,6 +80,12 @@ def _suggest(app: typer.Typer) -> None:
     suggest.register(app)
 
 
+def _import(app: typer.Typer) -> None:
+    from egressd.cli import imported
+
+    imported.register(app)
+
+
 def _log(app: typer.Typer) -> None:
     from egressd.cli import log
 
@@ -165,6 +171,7 @@ VERBS: dict[str, Callable[[typer.Typer], None]] = {
     "diff": _diff,
     "replay": _replay,
     "suggest": _suggest,
+    "import": _import,
     "services": _services,
     "doctor": _doctor,
     "log": _log,

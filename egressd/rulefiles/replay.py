@@ -107,7 +107,7 @@ class Impact:
         return sum(seen.times for row, seen in self.rows.items() if row.kind == kind)
 
     def _turn(self, fields: Mapping[str, Any]) -> tuple[Recorded, Turn] | Unplayable:
-        key = tuple(fields.get(name) for name in _KEY)
+        key = tuple(map(fields.get, _KEY))
         try:
             found = self.known.get(key)
         except TypeError:  # a list where a text belongs
