@@ -99,7 +99,8 @@ def revoke(sandbox: Annotated[str, typer.Argument(metavar="ID")]) -> None:
 
 def _row(sandbox: Mapping[str, Any]) -> list[str]:
     labels = ",".join(f"{key}={value}" for key, value in sandbox["labels"].items())
-    fields = (sandbox["id"], sandbox["stage"], sandbox["wiring"], sandbox["profile"], sandbox["created"])
+    under = f"{sandbox['profile']} ({sandbox['canary']})" if sandbox.get("canary") else sandbox["profile"]
+    fields = (sandbox["id"], sandbox["stage"], sandbox["wiring"], under, sandbox["created"])
     return [*fields, sandbox["source"] or "-", labels or "-"]
 
 

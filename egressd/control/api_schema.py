@@ -67,6 +67,9 @@ class Sandbox(_Schema):
     stage: Literal["creating", "ready", "ending", "gone"]
     ending: Literal["revoked", "expired", "ended", "failed", "drained"] | None = None
     profile: str
+    canary: str | None = Field(
+        default=None, description="The profile that it lives under in place of that one, for its labels."
+    )
     policy: str = Field(description="The digest of the rules that it lives under.")
     wiring: Literal["explicit", "gateway", "sidecar", "namespace"]
     labels: dict[str, str]
@@ -134,6 +137,7 @@ def told(life: Life) -> Sandbox:
         stage=life.stage,
         ending=life.ending,
         profile=life.profile,
+        canary=life.canary,
         policy=life.policy,
         wiring=life.wiring,
         labels=life.labels,

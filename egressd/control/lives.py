@@ -66,6 +66,12 @@ class Life:
         """The digest of what it lives under."""
         return self.keyring.policy.digest()
 
+    @property
+    def canary(self) -> str | None:
+        """The profile that it lives under in place of its own, for its labels; None where that is its own."""
+        under = self.keyring.policy.profile
+        return under if under != self.profile else None
+
     def expired(self) -> bool:
         """Whether its time is up, by whichever clock says so first: the wall's may be set, the other may have slept."""
         if self.expires is None or self.until is None:
@@ -80,7 +86,7 @@ class Life:
             sandbox=self.id,
             attempt_id=attempt_id,
             root_id=attempt_id,
-            profile=self.profile,
+            profile=self.canary or self.profile,
             policy=self.policy,
             labels=self.labels or None,
             traceparent=self.traceparent,

@@ -28,6 +28,7 @@ def tell(loaded: Rules | Problems, credentials: bytes) -> bytes:
         "digest": loaded.digest,
         "credentials": loaded.credentials is not None,
         "profiles": list(policies),
+        "canaries": {name: canary.model_dump() for name, canary in loaded.canaries.items()},
         "files": list(loaded.source.files),
         "lengths": [len(part) for part in parts],
     }

@@ -109,7 +109,7 @@ class Roster:
             raise Full("the daemon is ending")
         if len(self._living) >= self._most:
             raise Full(f"there are {self._most} sandboxes (serve.sandboxes)")
-        keyring = Keyring(self.file, effective(self.rules, wanted.profile))
+        keyring = Keyring(self.file, effective(self.rules, wanted.profile, wanted.labels))
         if missing := keyring.missing():
             raise BadInput(
                 f"the profile {wanted.profile} attaches what no file defines: {', '.join(missing)}"
@@ -311,7 +311,7 @@ class Roster:
     @staticmethod
     def _policy(life: Life, rules: Rulebook, file: CredentialsFile) -> EffectivePolicy:
         try:
-            policy = effective(rules, life.profile)
+            policy = effective(rules, life.profile, life.labels)
             life.keyring.admit(file, policy, life.spec)
         except BadInput as error:
             raise BadInput(f"{life.id} lives under {life.profile}, and {error}") from None

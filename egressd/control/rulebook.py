@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -22,6 +22,8 @@ from egressd.control.surroundings import BadInput
 from egressd.gate.policies import stepwise
 from egressd.policy.credential import CredentialsFile
 from egressd.policy.effective import EffectivePolicy, from_lines
+from egressd.policy.model import Canary
+from egressd.rulefiles.canary import lives_under
 from egressd.rulefiles.credentials import read_credentials
 from egressd.rulefiles.load import Rules, load_rules
 from egressd.rulefiles.problems import Code, Findings
@@ -53,6 +55,10 @@ class Rulebook(Protocol):
     def credentials(self) -> CredentialsFile | None:
         """What the credentials file says, None where there is none."""
 
+    @property
+    def canaries(self) -> Mapping[str, Canary]:
+        """Who lives under another profile than the one it was made for."""
+
     def effective(self, profile: str) -> EffectivePolicy:
         """Return what binds a sandbox under this profile; KeyError when there is no such profile."""
 
@@ -65,6 +71,7 @@ class Taken:
     digest: str
     policies: dict[str, EffectivePolicy]
     credentials: CredentialsFile | None
+    canaries: Mapping[str, Canary] = field(default_factory=dict)
 
     @property
     def profiles(self) -> list[str]:
@@ -125,15 +132,16 @@ async def _take(said: bytes, root: str) -> Taken:
     files = dict(zip(paths, parts[1 + len(names) :], strict=True))
     known = read_credentials(credentials, "", Findings()) if head["credentials"] else None
     model = known.model if known is not None else None
-    return Taken(RuleSource(files, root), head["digest"], policies, model)
+    canaries = {name: Canary.model_validate(said) for name, said in head["canaries"].items()}
+    return Taken(RuleSource(files, root), head["digest"], policies, model, canaries)
 
 
-def effective(rules: Rulebook, profile: str) -> EffectivePolicy:
-    """Return what a profile allows; raises BadInput where there is none of this name."""
+def effective(rules: Rulebook, profile: str, labels: Mapping[str, str]) -> EffectivePolicy:
+    """Return what binds a sandbox with these labels that was made for a profile; raises BadInput where there is none."""
     if profile not in rules.profiles:
         known = ", ".join(sorted(rules.profiles)) or "none"
         raise BadInput(f"there is no profile {profile!r}\nhint: profiles here: {known}")
-    return rules.effective(profile)
+    return rules.effective(lives_under(rules.canaries, profile, labels))
 
 
 def _credentials(config: Config, environ: Mapping[str, str]) -> Path | None:

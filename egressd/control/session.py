@@ -63,7 +63,7 @@ class Session:
         self.id = new_sandbox_id()
         self._marks = marks(config.rules, config.credentials)  # before: what changes meanwhile is read again
         rules = read_rules(config, environ)
-        self._policy = effective(rules, request.profile)
+        self._policy = effective(rules, request.profile, dict(request.labels))
         self._keyring = Keyring(rules.credentials, self._policy, config.upstream.ca_bundle)
         if self._keyring.used and rules.credentials is None:
             raise BadInput(
@@ -223,7 +223,7 @@ class Session:
         """Read the rules and put them in force where they differ; returns why not. Never raises: the watch goes on."""
         try:
             rules = await reread_rules(self._config, self._environ)
-            policy = effective(rules, self._request.profile)
+            policy = effective(rules, self._request.profile, dict(self._request.labels))
             told = self._keyring.adopt(rules.credentials, policy, spec)
         except BadInput as error:
             return _NotReloaded(str(error), passing=error.passing)

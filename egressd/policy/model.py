@@ -189,6 +189,15 @@ class Additions(Said):
     ask: Asks = []
 
 
+class Canary(Said):
+    """Who lives under another profile first."""
+
+    labels: Annotated[dict[Text, Text], Field(min_length=1)] = Field(
+        description="labels that a sandbox must have, all of them; whoever makes it says them"
+    )
+    profile: Id = Field(description="the profile that it lives under instead; one without a canary")
+
+
 class ProfileFile(Said):
     """rules/profiles/NAME.yaml: the policy that a sandbox lives under."""
 
@@ -205,6 +214,9 @@ class ProfileFile(Said):
     mode: Mode = "enforce"
     observe_until: Day | None = Field(
         None, description="the last day (UTC) of mode: observe, at most 30 days ahead"
+    )
+    canary: Canary | None = Field(
+        None, description="sandboxes with these labels live under another profile, to try it on a few"
     )
     accept: Accept | None = None
     limits: Limits | None = Field(None, description="for the sandbox as a whole, beside those of its rules")

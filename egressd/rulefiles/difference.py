@@ -68,6 +68,9 @@ def difference(before: Rules, after: Rules, now: float) -> list[Difference]:
         made = Difference(profile)
         if old is None or new is None:
             made.only = "after" if old is None else "before"
+        was, becomes = (_canary(rules, profile) for rules in (before, after))
+        if was != becomes:
+            made.add(Row("terms", "canary of the profile", was, becomes, None))
         _compare(old or nothing, new or nothing, now, made)
         if made.rows or made.only is not None:
             made.rows.sort(key=lambda row: (KINDS.index(row.kind), row.what))
@@ -89,6 +92,14 @@ def change_of(old: Decision, new: Decision) -> Kind | None:
     if (mine.addresses if mine else ()) != (theirs.addresses if theirs else ()):
         return "addresses"
     return None
+
+
+def _canary(rules: Rules, profile: str) -> str:
+    canary = rules.canaries.get(profile)
+    if canary is None:
+        return "none"
+    labels = ", ".join(f"{key}={value}" for key, value in canary.labels.items())
+    return f"{labels}: {canary.profile}"
 
 
 def _compare(old: CompiledPolicy, new: CompiledPolicy, now: float, made: Difference) -> None:

@@ -16,8 +16,17 @@ from pydantic import BaseModel
 from egressd.policy.compile import CompiledPolicy, compile_policy
 from egressd.policy.credential import CredentialsFile
 from egressd.policy.effective import EffectiveEntry, EffectivePolicy
-from egressd.policy.model import GroupFile, OrganisationFile, ProfileFile, ServiceFile, Test, TestsFile
+from egressd.policy.model import (
+    Canary,
+    GroupFile,
+    OrganisationFile,
+    ProfileFile,
+    ServiceFile,
+    Test,
+    TestsFile,
+)
 from egressd.rulefiles.bindings import check_spread
+from egressd.rulefiles.canary import read_canaries
 from egressd.rulefiles.ceiling import Top, read_ceiling
 from egressd.rulefiles.claims import Claims, check_claims
 from egressd.rulefiles.composition import Composed, Group, compose, read_group
@@ -59,6 +68,7 @@ class Rules:
     claims: tuple[Claims, ...] = ()
     groups: dict[str, CompiledPolicy] = field(default_factory=dict)
     top: Top | None = None
+    canaries: dict[str, Canary] = field(default_factory=dict)
 
     @property
     def credentials(self) -> CredentialsFile | None:
@@ -146,6 +156,7 @@ def load_source(
         tuple(folder.claims),
         groups,
         folder.top,
+        folder.canaries,
     )
 
 
@@ -172,6 +183,7 @@ class _Folder:
     composed: dict[str, Composed | None] = field(default_factory=dict)
     profiles: dict[str, EffectivePolicy] = field(default_factory=dict)
     claims: list[Claims] = field(default_factory=list)
+    canaries: dict[str, Canary] = field(default_factory=dict)
     shared: Library = field(default_factory=lambda: Library({}, frozenset(), {}))
 
     def read_known(self, content: bytes, name: str) -> None:
@@ -200,6 +212,7 @@ class _Folder:
                 continue
             self.profiles[name] = read_profile(composed, self.above, self.top, self._definitions, self.today)
             self._keep_tests(model.tests, document, name)
+        self.canaries = read_canaries(files, self.findings)
         for path in self.source.below(TESTS):
             loaded = parse_model(self.source.files[path], path, TestsFile, self.findings)
             if loaded is not None:

@@ -57,3 +57,17 @@ def test_an_unknown_profile_is_status_2_with_the_known_ones() -> None:
     status, out, err = run("effective", "coding-agnet", "--rules", RULES)
     assert (status, out) == (2, "")
     assert "there is no profile 'coding-agnet' (did you mean 'coding-agent'?)\nhint: known: " in err
+
+
+def test_labels_show_what_a_canary_lives_under(tmp_path: Path) -> None:
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "organisation.yaml").write_text("schema: 1\n")
+    allow = "allow:\n  - hosts: [a.example.com]\n"
+    canary = "canary: {labels: {ring: first}, profile: next}\n"
+    (tmp_path / "profiles" / "agent.yaml").write_text(f"schema: 1\nprofile: agent\n{canary}{allow}")
+    (tmp_path / "profiles" / "next.yaml").write_text(f"schema: 1\nprofile: next\n{allow}")
+    plain = run("effective", "agent", "--rules", tmp_path)[1].splitlines()
+    assert plain[0] == "# sandboxes with ring=first live under next"
+    assert plain[1].startswith("# agent (")
+    assert run("effective", "agent", "--rules", tmp_path, "--label", "ring=first")[1].startswith("# next (")
+    assert run("effective", "agent", "--rules", tmp_path, "--label", "ring")[0] == 2

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from egressd.control.api_schema import told
 from egressd.control.estate import Estate, Remains, StateError
 from egressd.control.lives import Life
 from egressd.control.roster import Full, Wanted
@@ -297,6 +298,27 @@ def test_a_reload_reaches_everybody_or_nobody(house: House) -> None:
             await house.roster.adopt(read(house.rules), NO_CREDENTIALS)
         assert len(house.carrier.adopted) == 1
         assert lab.keyring.policy.entries[0].hosts == ("new.example.com",)
+
+    live(house, scene)
+
+
+def test_labels_lead_to_the_canary_and_back_with_the_rules(house: House) -> None:
+    async def scene(house: House) -> None:
+        agent = house.rules / "profiles" / "lab.yaml"
+        plain = agent.read_text()
+        agent.write_text(plain + "canary: {labels: {ring: first}, profile: other}\n")
+        await house.roster.adopt(read(house.rules), NO_CREDENTIALS)
+        first = await house.roster.create(replace(LAB, labels={"ring": "first"}))
+        last = await house.roster.create(LAB)
+        assert [(life.profile, life.canary, life.keyring.policy.profile) for life in (first, last)] == [
+            ("lab", "other", "other"),
+            ("lab", None, "lab"),
+        ]
+        assert first.note("x")["profile"] == "other"
+        assert told(first).canary == "other"
+        agent.write_text(plain)
+        await house.roster.adopt(read(house.rules), NO_CREDENTIALS)
+        assert first.keyring.policy.profile == "lab"
 
     live(house, scene)
 

@@ -35,6 +35,8 @@ allow:
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
     folder = write_rules(tmp_path / "rules", a="a.example.com", b="b.example.com")
+    with (folder / "profiles" / "a.yaml").open("a") as file:
+        file.write("canary: {labels: {ring: first}, profile: b}\n")
     (folder / "profiles" / "keyed.yaml").write_text(KEYED)
     (tmp_path / "credentials.yaml").write_text(CREDENTIALS)
     file = tmp_path / "egressd.yaml"
@@ -55,6 +57,7 @@ def test_another_process_reads_what_a_thread_reads(config: Config, monkeypatch: 
     assert theirs.digest == ours.digest == theirs.source.digest
     assert theirs.source == ours.source
     assert theirs.credentials == ours.credentials
+    assert theirs.canaries == ours.canaries != {}
     assert theirs.credentials is not None
     assert [theirs.effective(name) for name in theirs.profiles] == [
         ours.effective(name) for name in ours.profiles
