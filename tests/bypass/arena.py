@@ -161,7 +161,7 @@ class Arena:
         self.lab.forget()
         said = self.a.run(row.code, row.seconds)
         ended = time.monotonic()
-        records = self.new_records(mark, row.records)
+        records = self.new_records(mark, row.records, row.shows)
         assert re.search(row.sees, said, re.S), f"{row.id}: the client saw {said[-2000:]!r}"
         got = {(r.get("layer"), r.get("verdict"), r.get("reason")) for r in records}
         got |= {(r.get("layer"), "end", r.get("reason")) for r in records if r["event"] == "end"}
@@ -213,16 +213,19 @@ class Arena:
             before, now = now, len(self.stand.records())
         return now
 
-    def new_records(self, mark: int, wanted: Sequence[tuple[str, str, str]]) -> list[dict[str, Any]]:
-        """The records since `mark`, once those wanted have come or the time to come is over."""
-        deadline = time.monotonic() + 3.0
+    def new_records(
+        self, mark: int, wanted: Sequence[tuple[str, str, str]], shows: Mapping[str, Any] | None = None
+    ) -> list[dict[str, Any]]:
+        """The records since `mark`, once those wanted and one that `shows` this have come, or the time to come is over."""
+        deadline = time.monotonic() + 20.0
         while True:
             records = self.stand.records()[mark:]
             got = {
                 (r.get("layer"), "end" if r["event"] == "end" else r.get("verdict"), r.get("reason"))
                 for r in records
             }
-            if set(wanted) <= got or time.monotonic() > deadline:
+            shown = not shows or any(_has(record, shows) for record in records)
+            if (shown and set(wanted) <= got) or time.monotonic() > deadline:
                 return records
             time.sleep(0.02)
 

@@ -12,7 +12,8 @@ import pytest
 from egressd.lab import Lab, LabError
 from egressd.lab.stand import Stand
 
-SHIPPED = Path(__file__).parents[2] / "rules"
+HERE = Path(__file__).parent
+SHIPPED = HERE.parents[1] / "rules"
 WAYS = [pytest.param(False, id="as root", marks=pytest.mark.root), pytest.param(True, id="rootless")]
 RULES = """schema: 1
 profile: lab
@@ -44,6 +45,25 @@ deny:
     hosts: [pastebin.com]
     because: known sink
 """
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what would be tried rootless only to see the same again.
+
+    Modules that are of what root and others do differently say `BOTH_WAYS`; `EVERY_WAY=1 make test` tries all twice.
+    """
+    needless = [item for item in items if _needless(item)]
+    if needless:
+        config.hook.pytest_deselected(items=needless)
+        items[:] = [item for item in items if not _needless(item)]
+
+
+def _needless(item: pytest.Item) -> bool:
+    if item.path.parent != HERE or os.geteuid() != 0 or os.environ.get("EVERY_WAY"):
+        return False
+    given = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    wanted = item.get_closest_marker("soak") or getattr(getattr(item, "module", None), "BOTH_WAYS", False)
+    return given.get("shared_lab") is True and not wanted
 
 
 def build(rootless: bool) -> Lab:

@@ -18,6 +18,7 @@ from egressd.lab.stand import Stand
 from tests.e2e.conftest import until
 
 pytestmark = pytest.mark.e2e
+BOTH_WAYS = True
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from tests.e2e.conftest import SHIPPED
 from tests.e2e.test_drills import line_of, running, worker_of
 
 pytestmark = pytest.mark.e2e
+BOTH_WAYS = True
 
 RULES = """schema: 1
 profile: lab

@@ -13,6 +13,7 @@ from egressd.journal.schema import schema
 from egressd.lab.stand import Stand
 
 pytestmark = pytest.mark.e2e
+BOTH_WAYS = True
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

@@ -31,6 +31,7 @@ from tests.e2e.daemon import (
 from tests.e2e.test_drills import line_of, running
 
 pytestmark = pytest.mark.e2e
+BOTH_WAYS = True
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ def test_a_gateway_s_life(lab: Lab) -> None:
         until(lambda: made.wire("--check").returncode == 0, what="what was flushed is back")
         until(lambda: "wiring gateway: not in place" in served.log.read_text(), what=served.log.read_text())
         until(lambda: stand.records(event="sandbox", detail="wiring gateway: in place again"))
-        assert served.ready()
+        until(served.ready, what="it is ready again")
         assert a.run(f"curl -sS -m 20 {API}").stdout.isdigit()
 
         old = made.ids["a"]
@@ -97,7 +97,7 @@ def test_a_sidecar_s_life(lab: Lab) -> None:
 
         flush(made, "iptables -D OUTPUT -j EGRESSD")
         until(lambda: not served.ready(), what="it is no longer ready")
-        assert "wiring sidecar: not in place" in served.log.read_text()
+        until(lambda: "wiring sidecar: not in place" in served.log.read_text(), what="it says why")
         assert made.wire().returncode == 0
         until(served.ready)
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 NAME: Name = ("origin", "test", "example")
 HOST = ".".join(NAME)
 PUBLIC = IPv4Address("93.184.216.34")
-DEADLINE = 10.0
+DEADLINE = 40.0
 
 type Origin = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
