@@ -170,7 +170,7 @@ class House:
         return sorted(path.name for path in (self.folder / "state/sandboxes").iterdir())
 
 
-async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
     """Wait for a condition."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 -- nothing tells of it

