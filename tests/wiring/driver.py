@@ -179,7 +179,7 @@ async def run(job: dict[str, Any]) -> dict[str, Any]:
             await asyncio.wait_for(gate.logged(counted.packets), 2)
         await gate.stop()
         result |= {"connections": gate.connections, "queries": gate.queries, "command": gate.command}
-        result |= {"packets": [asdict(packet) for packet in gate.packets], "counted": asdict(counted)}
+        result |= {"packets": [asdict(packet) for packet in gate.packets], "counted": counted._asdict()}
     finally:
         await made.destroy()
         await made.destroy()  # may be called again
