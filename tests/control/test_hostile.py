@@ -192,7 +192,8 @@ def test_descriptors_that_it_sends_are_closed_at_once(tmp_path: Path) -> None:
     async def scenario(field: Field) -> None:
         assert (await field.neighbour.get())[0] == 200
         before = descriptors()
-        assert await field.attack("descriptors", "2000,32") == "done\n"
+        # OSError: more are on their way than the kernel lets one user have (ETOOMANYREFS), where control is slow
+        assert await field.attack("descriptors", "2000,32") in ("done\n", "OSError\n")
         await until(lambda: descriptors() <= before + 2, "their end")
         await field.held()
 

@@ -66,11 +66,12 @@ def cycles(served: Daemon, count: int, *, seed: int) -> None:
             made = 0
             while time.monotonic() < deadline and made < 12:
                 made += busy(served, chance)
+            doing = f"seed {seed}, cycle {number}: %s"
             if number % 3 == 0:  # however busy the machine is, some are killed in the midst of it
-                until(lambda: busy(served, chance), 60, "a sandbox")
+                until(lambda: busy(served, chance), 120, doing % "a sandbox")
                 made += 1
             if number % 5 == 0:
-                until(partial(more_requests, lab, answered), 60, "a request in a sandbox")
+                until(partial(more_requests, lab, answered), 120, doing % "a request in a sandbox")
             workers = workers_of(served.process.pid)
             served.process.send_signal(signal.SIGKILL)
             served.process.wait(20)
@@ -140,7 +141,7 @@ def commands(served: Daemon, count: int) -> Iterator[list[subprocess.Popen[bytes
         wait,
         str(served.socket),
         str(over),
-        *stand.argv(["bash", "-c", script], ["--daemon"]),
+        *stand.argv(["bash", "-c", script], ["--daemon", "--ready-timeout", "60s"]),
     ]
     started = [
         stand.lab.popen_host(
