@@ -214,33 +214,18 @@ class Arena:
         return now
 
     def new_records(
-<<<<<<< ours
         self, mark: int, wanted: Sequence[tuple[str, str, str]], shows: Mapping[str, Any] | None = None
     ) -> list[dict[str, Any]]:
         """The records since `mark`, once those wanted and one that `shows` this have come, or the time to come is over."""
         deadline = time.monotonic() + 20.0
-=======
-        self,
-        mark: int,
-        wanted: Sequence[tuple[str, str, str]],
-        shows: Mapping[str, object] | None = None,
-    ) -> list[dict[str, Any]]:
-        """The records since `mark`, once those wanted have come, or `_PATIENCE` is over."""
-        deadline = time.monotonic() + _PATIENCE
->>>>>>> theirs
         while True:
             records = self.stand.records()[mark:]
             got = {
                 (r.get("layer"), "end" if r["event"] == "end" else r.get("verdict"), r.get("reason"))
                 for r in records
             }
-<<<<<<< ours
             shown = not shows or any(_has(record, shows) for record in records)
             if (shown and set(wanted) <= got) or time.monotonic() > deadline:
-=======
-            come = set(wanted) <= got and (not shows or any(_has(record, shows) for record in records))
-            if come or time.monotonic() > deadline:
->>>>>>> theirs
                 return records
             time.sleep(0.02)
 

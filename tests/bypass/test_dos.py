@@ -320,23 +320,6 @@ def test_certificates_are_not_made_without_bound(hasty: Arena) -> None:
 def test_slow_names_and_bodies_hold_nobody_up(hasty: Arena) -> None:
     """DOS-09: 80 requests whose names take two seconds, and downloads beside them; B and A itself are answered meanwhile."""
     usual = probe(hasty)
-<<<<<<< ours
-    code = MANY + (
-        "def ask(n):\n"
-        " host = f's{n}.lag-lab.com'\n"
-        " answers.append(tls(found[n], 443, get('/n', host), host, seconds=15))\n"
-        "answers = []\nfound = [socket.gethostbyname(f's{n}.lag-lab.com') for n in range(80)]\n"
-        "tasks = [threading.Thread(target=ask, args=(n,)) for n in range(80)]\n"
-        "loads = [subprocess.Popen(['curl', '-sS', '-o', '/dev/null', 'https://api.lab-origin.com/big?bytes=20000000']) "
-        "for _ in range(2)]\n"
-        "for task in tasks: task.start()\n"
-        "time.sleep(0.3)\nbegan = time.monotonic()\nsaid = tls('api.lab-origin.com', 443, get(), 'api.lab-origin.com', "
-        "seconds=9)\n"
-        "say(b'200 OK' in said, round(time.monotonic() - began, 2))\n"
-        "for task in tasks: task.join()\n"
-        "for load in loads: load.wait()\n"
-        "say(len(answers), {shown(each)[:60] for each in answers if b'200 OK' not in each})"
-=======
     code = (
         MANY
         + (
@@ -355,7 +338,6 @@ def test_slow_names_and_bodies_hold_nobody_up(hasty: Arena) -> None:
             "late = b'the host did not answer'\n"  # where the machine has too much to do, beyond the deadline of names
             "say({shown(each)[:60] for each in answers if b'200 OK' not in each and late not in each})"
         )
->>>>>>> theirs
     )
     said: list[str] = []
     attack = threading.Thread(target=lambda: said.append(hasty.a.run(code, 90)))
@@ -364,20 +346,11 @@ def test_slow_names_and_bodies_hold_nobody_up(hasty: Arena) -> None:
     busy = probe(hasty)
     attack.join()
     own, served = said[0].splitlines()
-<<<<<<< ours
-    assert own.startswith("True "), said
-    assert float(own.split()[1]) < 6, "its own other requests wait for the slow names"
-    assert re.fullmatch("80 (set\\(\\)|\\{'[^',]* 504 [^',]*'\\})", served), (
-        served
-    )  # a busy machine is slower still
-    assert busy[6] < max(0.2, 8 * usual[6]), (usual, busy)
-=======
     assert own == "True", (
         "its own other requests wait for the slow names: one after the other they take minutes"
     )
     assert served == "set()"
     assert busy[6] < max(2.0, 8 * usual[6]), (usual, busy)
->>>>>>> theirs
     hasty.life_goes_on()
 
 
