@@ -42,7 +42,9 @@ PAGES = [
     "rules/README.md",
 ]
 ATTEMPT = re.compile(r"\b[0-9a-f]{28}\b")
-VARYING = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z|\bsbx-[0-9a-f]+\b|\b[0-9a-f]{28}\b")
+VARYING = re.compile(
+    r"\d{4}-\d\d-\d\dT[\d:.]+Z|\bsbx-[0-9a-f]+\b|\b[0-9a-f]{28}\b|\b(up|down) [\d.]+ [kMGT]?B\b|\b[\d.]+ m?s\b"
+)
 
 
 class Example(NamedTuple):

@@ -1,62 +1,35 @@
-"""`egressd log`: the journal as a table, or its lines as they are."""
+"""`egressd log`: the journal as a table, as sums, or its lines as they are; what is asked for, and in which form."""
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
-import stat
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from itertools import chain, islice
-from pathlib import Path
-from typing import Annotated, BinaryIO, Literal, NoReturn
+from collections.abc import Iterable
+from contextlib import ExitStack
+from itertools import chain
+from typing import Annotated, Literal, NoReturn
 
 import typer
-from rich.cells import cell_len, set_cell_size
 from rich.console import Console
-from rich.text import Text
 from typer.core import TyperGroup
 
 from egressd.cli import log_verify
-from egressd.cli.rows import HEADER, Row, row_of
-from egressd.journal.reader import (
-    BadFilter,
-    Filter,
-    Line,
-    Tally,
-    parse_host_filter,
-    parse_since,
-    read,
-)
-from egressd.journal.record import to_line
+from egressd.cli.folding import folded
+from egressd.cli.log_export import print_csv, print_json
+from egressd.cli.log_source import Choice, NoJournal, Opened, open_journal, search
+from egressd.cli.log_source import follow as following
+from egressd.cli.log_summary import print_summary, summed
+from egressd.cli.log_table import print_table
+from egressd.cli.rows import row_of
+from egressd.journal.query import KEYS, Query, is_term, parse_query, parse_term
+from egressd.journal.reader import BadFilter, Line, Tally
 
-_STDIN = "-"
 _SHOW = "show"
-_SAMPLE = 500
-"""Rows that are looked at for the widths before the first is printed; all others flow through."""
-_COLUMNS = len(HEADER) - 1
-_VERDICT = HEADER.index("VERDICT")
-_WHAT, _RULE = HEADER.index("WHAT"), HEADER.index("RULE")
-_LEAST_WHAT, _LEAST_RULE, _MOST_OTHER = 30, 12, 40  # a narrower terminal wraps
-_STYLES = {
-    "allow": "green",
-    "deny": "red",
-    "ask": "yellow",
-    "would-deny": "yellow",
-    "lost": "bold red",
-    "end": "dim",
-    "sandbox": "cyan",
-    "policy": "cyan",
-    "approval": "cyan",
-}
 
 type Verdict = Literal["allow", "deny", "ask"]
-
-
-class NoJournal(Exception):
-    """There is no file to read; says why and what to do."""
+type Form = Literal["folded", "each", "followed", "summary", "json", "csv", "test"]
 
 
 class _Out(Console):
@@ -85,8 +58,13 @@ def register(app: typer.Typer) -> None:
 
 
 def log(
-    file: Annotated[
-        str | None, typer.Argument(help="The journal; - is standard input. Default: the configured one.")
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FILE] [KEY:VALUE]...",
+            help="The journal (- is standard input; default: the configured one), and what is asked for, as in "
+            f"sandbox:web verdict:deny host:*.io since:2h method:POST. Keys: {', '.join(KEYS)}.",
+        ),
     ] = None,
     sandbox: Annotated[str | None, typer.Option(help="Only this sandbox.")] = None,
     verdict: Annotated[Verdict | None, typer.Option(help="Only this verdict.")] = None,
@@ -94,80 +72,80 @@ def log(
     since: Annotated[
         str | None, typer.Option(help="Only from then on: 30m, 2h, 7d, or a date or time, in UTC.")
     ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")
+    ] = False,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="Sums by sandbox and registered domain.")
+    ] = False,
+    each: Annotated[bool, typer.Option("--each", help="Each record in a row of its own, ends too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The lines of the journal as they are.")] = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Comma-separated values, every field a column.")
+    ] = False,
     as_test: Annotated[
         bool, typer.Option("--as-test", help="A file of tests: what was decided must be decided again.")
     ] = False,
+    index: Annotated[
+        bool | None,
+        typer.Option(
+            "--index/--no-index", help="Make an index beside the file, or none. Default: of large ones."
+        ),
+    ] = None,
 ) -> None:
     """Print the wanted records, newest last; exits 0 even if there is none."""
-    wanted = _filter(sandbox, verdict, host, since)
-    if isinstance(wanted, BadFilter):
-        _refuse(wanted.problem)
+    query = _query(words or [], {"sandbox": sandbox, "verdict": verdict, "host": host, "since": since})
+    choice: Choice = "auto" if index is None else ("always" if index else "never")
+    form = _form(summary=summary, each=each, follow=follow, json=as_json, csv=as_csv, test=as_test)
+    name = _file(words or [])
     tally = Tally()
     try:
-        with _opened(file) as journal:
-            lines = read(journal, wanted, tally)
-            if as_test:
-                _print_tests(lines)
-            elif as_json:
-                _print_lines(lines)
+        with ExitStack() as stack:
+            opened = open_journal(stack, name, query.since)
+            if form == "summary":
+                _print_summary(opened, query, tally, choice)
             else:
-                if isinstance(sys.stdout, io.TextIOWrapper):
-                    sys.stdout.reconfigure(errors="backslashreplace")  # for locales that lack a character
-                print_table((row_of(line.fields) for line in lines), _Out(highlight=False))
+                lines = search(opened, query, tally, ends=form == "folded", index=choice)
+                _print_lines(chain(lines, following(opened[-1], query)) if follow else lines, form, query)
     except NoJournal as error:
         _refuse(str(error))
+    except KeyboardInterrupt:  # how one stops to follow
+        if not follow:
+            raise
     except BrokenPipeError:  # `| head` has seen enough; Python flushes once more at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
     except OSError as error:
-        _refuse(f"{file or 'journal'}: {error.strerror or error}")
+        _refuse(f"{name or 'journal'}: {error.strerror or error}")
     if tally.torn:
         print(f"egressd: {tally.torn} torn or foreign lines were skipped", file=sys.stderr)
 
 
-def print_table(rows: Iterable[Row], console: Console) -> None:
-    """Print rows under a header: coloured and cut to the width of a terminal, plain and whole elsewhere."""
-    shown = map(_briefly, rows) if console.is_terminal else iter(rows)
-    sample = list(islice(shown, _SAMPLE))
-    if not sample:
-        return
-    widths = [max(cell_len(row[n]) for row in (HEADER, *sample)) for n in range(_COLUMNS)]
-    if console.is_terminal:
-        widths = [width if n in {_WHAT, _RULE} else min(width, _MOST_OTHER) for n, width in enumerate(widths)]
-        room = console.width - sum(widths) + widths[_WHAT] + widths[_RULE] - 2 * (_COLUMNS - 1)
-        rule = min(widths[_RULE], max(_LEAST_RULE, room // 3, room - widths[_WHAT]))
-        widths[_RULE], widths[_WHAT] = rule, min(widths[_WHAT], max(_LEAST_WHAT, room - rule))
-    for row in chain((HEADER,), sample, shown):
-        cells = _laid_out(row, widths, cuts=console.is_terminal)
-        if console.is_terminal:
-            style = "bold" if row is HEADER else ""
-            console.print(Text.assemble(*cells, style=style), soft_wrap=True)
-        else:  # rich takes a hundred times as long to find that there is nothing to colour
-            console.file.write("".join(text for text, _ in cells) + "\n")
-    console.file.flush()
+def _print_lines(lines: Iterable[Line], form: Form, query: Query) -> None:
+    match form:
+        case "test":
+            _print_tests(lines)
+        case "json":
+            print_json(lines)
+        case "csv":
+            print_csv(lines)
+        case _:
+            _allow_any_locale()
+            records = folded(lines, query) if form == "folded" else (line.fields for line in lines)
+            print_table(map(row_of, records), _Out(highlight=False), at_once=form == "followed")
 
 
-def _briefly(row: Row) -> Row:
-    """Return the row with month to second of its time: `12-31 23:59:59`."""
-    return row._replace(time=row.time[5:19].replace("T", " "))
+def _print_summary(opened: list[Opened], query: Query, tally: Tally, choice: Choice) -> None:
+    _allow_any_locale()
+    print_summary(summed(opened, query, tally, choice), _Out(highlight=False))
 
 
-def _laid_out(row: Row, widths: list[int], *, cuts: bool) -> list[tuple[str, str]]:
-    """Return a row as texts with their styles, padded to the widths."""
-    cells: list[tuple[str, str]] = []
-    last = max((n for n in range(_COLUMNS) if row[n]), default=0)
-    for n in range(last + 1):
-        text, width = row[n], widths[n]
-        if cuts and cell_len(text) > width:
-            text = set_cell_size(text, width - 1) + "…"
-        cells.append((text, _STYLES.get(row.mark, "") if n == _VERDICT else ""))
-        if n < last:  # no blanks at a line's end
-            cells.append((" " * (width - cell_len(text) + 2), ""))
-    return cells
+def _allow_any_locale() -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # for locales that lack a character
 
 
-def _print_tests(lines: Iterator[Line]) -> None:
+def _print_tests(lines: Iterable[Line]) -> None:
     from egressd.rulefiles.fixtures import Fixtures
 
     fixtures = Fixtures()
@@ -179,59 +157,46 @@ def _print_tests(lines: Iterator[Line]) -> None:
         print(f"egressd log: {number} left out: {why}", file=sys.stderr)
 
 
-def _print_lines(lines: Iterator[Line]) -> None:
-    out = sys.stdout.buffer
-    for line in lines:
-        # what egressd wrote is printable ASCII; a line from elsewhere is made so
-        plain = line.raw.isascii() and line.raw.decode("ascii").isprintable()
-        out.write(line.raw + b"\n" if plain else to_line(line.fields))
-    out.flush()
+def _query(words: list[str], options: dict[str, str | None]) -> Query:
+    """Return what is asked for, by words and by options; what cannot be understood ends the verb."""
+    now = time.time()
+    query = parse_query(filter(is_term, words), now)
+    if isinstance(query, BadFilter):
+        _refuse(query.problem)
+    terms = [*query.terms]
+    for key, text in options.items():
+        if text is None:
+            continue
+        term = parse_term(key, text, now)
+        if isinstance(term, BadFilter):
+            _refuse(f"--{key} {text!r}: {term.problem}")
+        terms.append(term)
+    return Query(tuple(terms))
 
 
-def _filter(
-    sandbox: str | None, verdict: Verdict | None, host: str | None, since: str | None
-) -> Filter | BadFilter:
-    wanted_host = parse_host_filter(host) if host is not None else None
-    if isinstance(wanted_host, BadFilter):
-        return BadFilter(f"--host {host!r}: {wanted_host.problem}")
-    wanted_since = parse_since(since, time.time()) if since is not None else None
-    if isinstance(wanted_since, BadFilter):
-        return BadFilter(f"--since {since!r}: {wanted_since.problem}")
-    return Filter(sandbox, verdict, wanted_host, wanted_since)
-
-
-@contextlib.contextmanager
-def _opened(file: str | None) -> Iterator[BinaryIO]:
-    if file == _STDIN:
-        yield sys.stdin.buffer
-        return
-    path = Path(file) if file is not None else _configured()
-    try:
-        # a FIFO would make a plain open wait for its writer
-        opened = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
-    except FileNotFoundError:
-        hint = (
-            "" if file is not None else "\nhint: `egressd run` makes it; name another as `egressd log FILE`"
+def _file(words: list[str]) -> str | None:
+    files = [word for word in words if not is_term(word)]
+    if len(files) > 1:
+        _refuse(
+            f"{files[1]}: one journal at a time\nhint: a term begins with one of {', '.join(KEYS)} and a colon"
         )
-        raise NoJournal(f"{path}: there is no such file{hint}") from None
-    with opened:
-        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-            raise NoJournal(f"{path}: is no regular file\nhint: a stream is read by `egressd log -`")
-        yield opened
+    return files[0] if files else None
 
 
-def _configured() -> Path:
-    from egressd.cli.options import given_config
-    from egressd.control.config import ConfigError
-
-    try:
-        journal = given_config().journal
-    except ConfigError as error:
-        raise NoJournal(str(error)) from None
-    if isinstance(journal, Path):
-        return journal
-    hint = "hint: name the file that it was sent to, or pipe it to `egressd log -`"
-    raise NoJournal(f"the configured journal is standard output\n{hint}")
+def _form(*, summary: bool, each: bool, follow: bool, json: bool, csv: bool, test: bool) -> Form:
+    if summary + json + csv + test + each > 1 or (follow and (summary or test)):
+        _refuse(
+            "--summary, --each, --json, --csv and --as-test exclude each other, and --follow the first and the last"
+        )
+    forms: dict[Form, bool] = {
+        "summary": summary,
+        "json": json,
+        "csv": csv,
+        "test": test,
+        "followed": follow,
+        "each": each,
+    }
+    return next((form for form, wanted in forms.items() if wanted), "folded")
 
 
 def _refuse(problem: str) -> NoReturn:

@@ -98,6 +98,12 @@ def _report(app: typer.Typer) -> None:
     report.register(app)
 
 
+def _top(app: typer.Typer) -> None:
+    from egressd.cli import top
+
+    top.register(app)
+
+
 def _ca(app: typer.Typer) -> None:
     from egressd.cli import ca
 
@@ -176,6 +182,7 @@ VERBS: dict[str, Callable[[typer.Typer], None]] = {
     "doctor": _doctor,
     "log": _log,
     "report": _report,
+    "top": _top,
     "config": _config,
     "ca": _ca,
     "credentials": _credentials,

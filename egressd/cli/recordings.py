@@ -31,7 +31,7 @@ def recorded(name: str, *, doing: str = "reading") -> Iterator[dict[str, Any]]:
     with _opened(name) as file:
         size = _size(file)
         try:
-            with _progress(doing, size) as advance:
+            with progress(doing, size) as advance:
                 for line in read(file, None, tally):
                     if tally.records % _STEP == 0:
                         advance(_position(file), tally.records)
@@ -112,8 +112,8 @@ def _position(file: BinaryIO) -> int:
 
 
 @contextlib.contextmanager
-def _progress(doing: str, size: int | None) -> Iterator[Callable[[int, int], None]]:
-    """Lend what is told (bytes, records) now and then; a bar where somebody looks, else nothing."""
+def progress(doing: str, size: int | None) -> Iterator[Callable[[int, int], None]]:
+    """Lend what is told (bytes, records) now and then; a bar on stderr where somebody looks, else nothing."""
     if not sys.stderr.isatty():
         yield lambda _position, _records: None
         return

@@ -44,7 +44,7 @@ def row_of(fields: Mapping[str, Any]) -> Row:
         layer=cell("layer"),
         verdict=mark,
         what=_what(cell, event),
-        reason=cell("reason"),
+        reason=_reason(cell),
         rule=" ".join(filter(None, (cell("rule"), cell("place")))),
         times=cell("count"),
         mark=mark,
@@ -90,7 +90,18 @@ def _what(cell: _Cells, event: str) -> str:
     if event in {"sandbox", "policy", "approval", "lost"}:
         return cell("detail")
     target = _target(cell)
-    return " ".join(filter(None, (target, _course(cell)))) if event == "end" else target
+    told = event == "end" or "ended" in cell.fields
+    return " ".join(filter(None, (target, _course(cell)))) if told else target
+
+
+def _reason(cell: _Cells) -> str:
+    """Return why it was decided so and, of a folded record, how it ended where that was not well."""
+    ended = cell("ended")
+    return (
+        f"{cell('reason')}, then {ended}"
+        if ended not in ("", "completed", "client_closed")
+        else cell("reason")
+    )
 
 
 def _target(cell: _Cells) -> str:

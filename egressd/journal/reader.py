@@ -11,13 +11,16 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, Protocol
 
 from egressd.journal.record import timestamp
 from egressd.policy.names import BadHost, format_host, parse_host
 
 LINE_LIMIT = 64 * 1024
 """Longest line that is read, bytes; four times what the writer makes of one record."""
+
+OURS = b'{"time":"'
+"""How every line begins that egressd wrote."""
 
 _AGE = re.compile(r"(\d{1,6})(s|m|h|d|w)\Z", re.ASCII)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -71,6 +74,13 @@ class Filter:
         return self.host is None or self.host.matches(fields)
 
 
+class Wanted(Protocol):
+    """A test of records."""
+
+    def wants(self, fields: dict[str, Any]) -> bool:
+        """Say whether a record passes."""
+
+
 @dataclass(slots=True)
 class Tally:
     """What a reading met: whole records, and lines that were none."""
@@ -87,20 +97,35 @@ class Line:
     raw: bytes
 
 
-def read(file: BinaryIO, wanted: Filter | None = None, tally: Tally | None = None) -> Iterator[Line]:
+def read(
+    file: BinaryIO,
+    wanted: Wanted | None = None,
+    tally: Tally | None = None,
+    *,
+    likely: Callable[[bytes], bool] | None = None,
+) -> Iterator[Line]:
     """Yield the wanted records of a journal in the order of the file; total, raises OSError only.
 
-    `tally` counts every record and torn line on the way, wanted or not.
+    `tally` counts every record and torn line on the way, wanted or not. A line that egressd wrote and that is not `likely`,
+    by its bytes, is not read further, nor counted.
     """
     tally = tally if tally is not None else Tally()
     for raw in _lines(file):
-        fields = _fields(raw)
-        if fields is None:
+        if likely is not None and raw.startswith(OURS) and not likely(raw):
+            continue
+        line = parse_line(raw)
+        if line is None:
             tally.torn += 1
             continue
         tally.records += 1
-        if wanted is None or wanted.wants(fields):
-            yield Line(fields, raw)
+        if wanted is None or wanted.wants(line.fields):
+            yield line
+
+
+def parse_line(raw: bytes) -> Line | None:
+    """Return the record of a line without its newline, None where it is none; total."""
+    fields = _fields(raw)
+    return Line(fields, raw) if fields is not None else None
 
 
 def parse_host_filter(text: str) -> HostFilter | BadFilter:

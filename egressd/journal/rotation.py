@@ -72,7 +72,7 @@ def prune(journal: Path, terms: Terms, now: float) -> list[str]:
     over = len(files) - terms.max_files if terms.max_files else 0
     gone: list[str] = []
     for number, path in enumerate(files):
-        old = terms.retain and now - _closed_at(path.name) > terms.retain
+        old = terms.retain and now - closed_at(path.name) > terms.retain
         if number >= over and not old:
             break  # the newer ones are no older
         try:
@@ -102,7 +102,8 @@ def _last_of(name: str) -> int:
     return int(match[2]) if match else 0
 
 
-def _closed_at(name: str) -> float:
+def closed_at(name: str) -> float:
+    """Return when a rotated file was closed by its name, Unix seconds; 0 for any other name."""
     match = _ROTATED.match(name)
     if match is None:
         return 0.0

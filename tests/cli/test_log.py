@@ -20,7 +20,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from egressd.cli import log
-from egressd.cli.log import print_table
+from egressd.cli.log_table import print_table
 from egressd.cli.rows import printable, readable_size, row_of
 from egressd.journal.record import FIELDS, Record, to_line
 
@@ -166,7 +166,7 @@ def test_a_fifo_is_refused_without_waiting_for_its_writer(tmp_path: Path) -> Non
 
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     big = write(tmp_path / "big", *(STORY * 20_000))
-    program = f"from egressd.cli import log; log.log({str(big)!r})"
+    program = f"from egressd.cli import log; log.log([{str(big)!r}])"
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -182,7 +182,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
 def test_a_locale_without_a_character_gets_its_escape(tmp_path: Path) -> None:
     file = write(tmp_path / "j", a_decision(layer="dns", host_raw="中", qtype="A"))
     ran = subprocess.run(
-        [sys.executable, "-c", f"from egressd.cli import log; log.log({str(file)!r})"],
+        [sys.executable, "-c", f"from egressd.cli import log; log.log([{str(file)!r}])"],
         env={"PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         check=True,
