@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from egressd.control.desk import Desk
+from egressd.control.neighbours import Neighbours
 from egressd.control.recording import Recording
 from egressd.control.sandboxes import SandboxState
 from egressd.control.sources import Sources
@@ -29,6 +30,7 @@ from egressd.gate.messages import (
     Claimed,
     Drained,
     Gone,
+    Introduce,
     Pair,
     Petition,
     Plea,
@@ -67,7 +69,13 @@ class Hearing:
     """Hears the workers of one post. `run` starts what takes longer than a message may."""
 
     def __init__(
-        self, post: Manned, records: Recording, desk: Desk, sources: Sources, run: Callable[[Any], object]
+        self,
+        post: Manned,
+        records: Recording,
+        desk: Desk,
+        sources: Sources,
+        run: Callable[[Any], object],
+        neighbours: Neighbours | None = None,
     ) -> None:
         """Nothing was said yet."""
         self._post = post
@@ -75,6 +83,7 @@ class Hearing:
         self._desk = desk
         self._sources = sources
         self._run = run
+        self._neighbours = neighbours or Neighbours({})
         self._departed: deque[str] = deque()
         self._own = {NOBODY}
         self._waiting: dict[tuple[str, str], asyncio.Future[None]] = {}
@@ -98,9 +107,14 @@ class Hearing:
 
     def hear(self, worker: Worker, message: ToControl, fds: list[int]) -> None:
         """Take a message; raises ValueError for what no sound worker says."""
-        for fd in fds:  # a worker has none to give
+        if isinstance(message, Introduce) and len(fds) == 1 and message.sandbox in self._own:
+            self._neighbours.introduce(worker, message, fds.pop(0))
+            return
+        for fd in fds:  # a worker has no other to give
             os.close(fd)
         match message:
+            case Introduce():
+                raise ValueError("hands on what is no neighbour's")
             case Records():
                 self._on_records(worker, message)
             case Pair() | Spent():
@@ -152,7 +166,7 @@ class Hearing:
 
     def _on_claim(self, worker: Worker, message: Claim) -> None:
         """Keep a source as a sandbox's, once and for as long as it lives."""
-        sandbox = self._post.sandboxes.get(message.sandbox)
+        sandbox = self._post.sandboxes.get(message.sandbox) or self._neighbours.find(message.sandbox)
         ok = sandbox is not None and sandbox.source in (None, message.source)
         interface = sandbox.interface if sandbox is not None else ""
         ok = ok and self._sources.claim(message.sandbox, message.source, interface)
@@ -167,6 +181,14 @@ class Hearing:
         return self._post.sandboxes.get(sandbox_id) if worker in self._post.workers else None
 
     def _on_records(self, worker: Worker, message: Records) -> None:
+        for record in message.records:
+            # Of a neighbour only what it was refused before it was known can be told here; more is for its own worker to say.
+            if self._neighbours.find(str(record.get("sandbox"))) is not None and (
+                record.get("event"),
+                record.get("verdict"),
+                record.get("layer"),
+            ) != ("decision", "deny", "connection"):
+                raise ValueError("records what a neighbour's worker would")
         if self._records.may_block and not self.stopping:
             self._run(self._commit(worker, message))
         else:  # BadRecord: what no sound worker sends ends it

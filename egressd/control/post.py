@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from egressd.control.desk import Desk
 from egressd.control.hearing import Hearing
+from egressd.control.neighbours import Arrival, Arrivals, Host, Neighbours
 from egressd.control.process import WorkerProcess
 from egressd.control.recording import Recording
 from egressd.control.sandboxes import SandboxState
@@ -28,6 +29,7 @@ from egressd.gate.channel import Channel
 from egressd.gate.messages import (
     TO_CONTROL,
     Adopt,
+    Departed,
     Drain,
     Recall,
     Revoke,
@@ -45,6 +47,8 @@ _AT_ONCE: Final = 1000
 _HANDED: Final = 16
 """Sandboxes that are handed over and not yet served: their descriptors are open twice."""
 _START_TIMEOUT: Final = 20.0
+_READY_TIMEOUT: Final = 60.0
+"""Seconds for a worker to import everything, on a machine that has much else to do; one that dies is found out at once."""
 _CUT_TIMEOUT: Final = 3.0
 _STEP_TIMEOUT: Final = 8.0
 """Seconds for a worker to step aside: longer than names take to be stored."""
@@ -89,7 +93,9 @@ class Post:
         self._count = 0
         self._filling = False  # whoever fills the post sees by itself that a worker was lost
         self._stopping = False
-        self._hearing = Hearing(self, records, desk, sources, self._task)
+        self._neighbours = Neighbours(self.shares)
+        self._arrivals = Arrivals()
+        self._hearing = Hearing(self, records, desk, sources, self._task, self._neighbours)
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -145,6 +151,7 @@ class Post:
             self._hearing.leave(sandbox.id)
         for worker in self.workers:
             worker.given.discard(sandbox.id)
+        self._arrivals.settle(self.worker, self.sandboxes)
 
     def stand(self, sandbox: SandboxState) -> None:
         """Have it known how a sandbox's requests for access stand."""
@@ -165,12 +172,40 @@ class Post:
 
     async def unshare(self, shared_id: str) -> None:
         """Have shared listeners closed; connections whose sandbox was known go on."""
+        self.shares.pop(shared_id, None)
         if self.worker is not None:
             closed = self.worker.expect("sharing", shared_id)
+            self.worker.given.discard(shared_id)
             self._tell(Unshare(share=shared_id), "closed listeners")
             with contextlib.suppress(WorkerFailed):
                 await within(closed, "the worker did not close the shared listeners", _CUT_TIMEOUT)
-        self.shares.pop(shared_id, None)
+
+    async def meet(self, sandbox: SandboxState, host: Host) -> None:
+        """Know a sandbox that another post carries, and that comes by shared listeners here. Raises WorkerFailed."""
+        self._neighbours.enter(sandbox, host)
+        self._hearing.enter(sandbox.id)
+        known = self._hearing.expect("serving", sandbox.id)
+        if self.worker is not None:
+            self._neighbours.tell(self.worker, sandbox)
+        await within(known, "the worker did not take note of a neighbour")
+
+    async def part(self, sandbox: SandboxState) -> None:
+        """Know it no longer; returns once none of its connections is handed on."""
+        waits = [(worker.expect("gone", sandbox.id), worker) for worker in self.workers]
+        self._neighbours.leave(sandbox.id)
+        self._tell(Departed(sandbox=sandbox.id), "an ended neighbour")
+        for wait, worker in waits:
+            try:
+                await within(wait, "the worker did not let a neighbour go", _CUT_TIMEOUT)
+            except WorkerFailed:
+                self.lose(worker, "it did not let a neighbour go")
+        self._hearing.leave(sandbox.id)
+        for worker in self.workers:
+            worker.given.discard(sandbox.id)
+
+    def welcome(self, arrival: Arrival) -> None:
+        """Have a connection of a sandbox here taken that another post's worker accepted."""
+        self._arrivals.take(arrival, self.worker)
 
     async def roll(self, seconds: float) -> None:
         """Put a fresh worker in the place of the one there is; that one ends what is open within `seconds`.
@@ -209,6 +244,7 @@ class Post:
     async def stop(self) -> None:
         """End every worker; afterwards nothing of one is written any more."""
         self._stopping = self._hearing.stopping = True
+        self._arrivals.settle(None, ())
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -256,7 +292,7 @@ class Post:
             raise WorkerFailed(f"no worker can be started: {error.strerror or error}") from error
         try:
             self._outfit.configure(worker)
-            await within(worker.ready, "the worker did not get ready")
+            await within(worker.ready, "the worker did not get ready", _READY_TIMEOUT)
             if worker.lost:  # since it said that it was ready
                 raise WorkerFailed(f"worker {worker.name} is gone ({worker.lost})")
         except BaseException as error:
@@ -357,20 +393,22 @@ class Post:
 
     async def _give_all(self, worker: Worker) -> None:
         """Hand everything over, a few sandboxes at a time; ends early where the worker does. Raises OSError."""
-        for shared in tuple(self.shares.values()):
-            self._give_shared(worker, shared)
         handed: deque[asyncio.Future[None]] = deque()
-        for sandbox in tuple(self.sandboxes.values()):
+        for sandbox in (*self.sandboxes.values(), *self._neighbours.states):
             if worker.lost:
                 return
-            if sandbox.id in worker.given or sandbox.id not in self.sandboxes:
+            neighbour = self._neighbours.find(sandbox.id) is sandbox
+            if sandbox.id in worker.given or not (neighbour or sandbox.id in self.sandboxes):
                 continue
             handed.append(worker.expect("serving", sandbox.id))
-            self._give(worker, sandbox)
+            (self._neighbours.tell if neighbour else self._give)(worker, sandbox)
             if len(handed) >= _HANDED:
                 await within(handed.popleft(), "the worker did not serve a sandbox")
         for serving in handed:
             await within(serving, "the worker did not serve a sandbox")
+        for shared in tuple(self.shares.values()):  # last: whoever comes by them is known by then
+            self._give_shared(worker, shared)
+        self._arrivals.settle(worker, self.sandboxes)
 
     def _give(self, worker: Worker, sandbox: SandboxState) -> None:
         worker.given.add(sandbox.id)
@@ -396,6 +434,9 @@ class Post:
             worker.tell(Stand(sandbox=sandbox.id), (sandbox.standing_payload(),))
 
     def _give_shared(self, worker: Worker, shared: SharedListeners) -> None:
+        if shared.id in worker.given:
+            return
+        worker.given.add(shared.id)
         specs = tuple(listener.spec for listener in shared.listeners)
         worker.tell(
             Share(share=shared.id, interface=shared.interface, listeners=specs),

@@ -1,7 +1,7 @@
 """The supervisor: the workers of this installation and the sandboxes they carry, what they record, and who is where.
 
-There are as many posts as workers; a sandbox belongs to exactly one. Sandboxes that come by the shared listeners of one network
-are all at one post, as those listeners are; others go where the fewest are.
+There are as many posts as workers; a sandbox belongs to exactly one, where the fewest are. The shared listeners of one network
+are all at one post. Its sandboxes are there too, unless nothing but connections comes by those listeners: these are handed on.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from egressd.control.ca import Authority
 from egressd.control.desk import Approvals, Desk
 from egressd.control.flowtable import FlowTable
 from egressd.control.lending import Lending
+from egressd.control.neighbours import spreads
 from egressd.control.post import Post
 from egressd.control.process import WorkerProcess
 from egressd.control.reconciliation import Kind
@@ -120,6 +121,9 @@ class Supervisor:
         self._records.begin(sandbox.id)
         self._records.note("sandbox", sandbox, "created")
         await post.add(sandbox)
+        if (home := self._home_of(sandbox)) not in (None, post):
+            assert home is not None
+            await home.meet(sandbox, post)
 
     async def adopt(self, policies: dict[str, EffectivePolicy]) -> None:
         """Put sandboxes (by id) under new policies; returns once new attempts are judged by them. Raises WorkerFailed."""
@@ -143,7 +147,9 @@ class Supervisor:
         if post is None or sandbox is None:
             return
         reason = Reason.SHUTDOWN if shutdown else Reason.REVOKED
-        await post.remove(sandbox, reason)
+        home = self._home_of(sandbox)
+        parting = [home.part(sandbox)] if home not in (None, post) and home is not None else []
+        await asyncio.gather(post.remove(sandbox, reason), *parting)
         if self._at.pop(sandbox_id, None) is None:  # somebody else was first
             return
         self._records.end_all({sandbox_id}, reason)
@@ -223,9 +229,20 @@ class Supervisor:
         return self._records.keep(records)
 
     def _place(self, sandbox: SandboxState) -> Post:
-        if sandbox.token is not None or sandbox.source is not None:
-            return self._home(sandbox.interface)
-        return min(self._posts, key=lambda post: len(post.sandboxes))
+        home = self._home_of(sandbox)
+        if home is not None and not self._spreads(sandbox.interface):
+            return home
+        return min(self._posts, key=lambda post: (len(post.sandboxes), post is not home))
+
+    def _home_of(self, sandbox: SandboxState) -> Post | None:
+        """Return where the listeners are that a sandbox shares with others, if it does."""
+        if sandbox.token is None and sandbox.source is None:
+            return None
+        return self._home(sandbox.interface)
+
+    def _spreads(self, network: str) -> bool:
+        shares = [each for each in self._home(network).shares.values() if each.interface == network]
+        return spreads([listener for each in shares for listener in each.listeners])
 
     def _home(self, network: str) -> Post:
         """Return where the shared listeners of a network (an interface, or all without one) and its sandboxes are."""

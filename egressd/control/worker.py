@@ -50,7 +50,7 @@ class Worker:
     lost: str = ""
     """Why it is gone, or no longer believed."""
     given: set[str] = field(default_factory=set)
-    """The sandboxes that it was told to carry."""
+    """The sandboxes that it was told to carry or to know, and the shared listeners that it was told to serve."""
     waits: dict[tuple[str, str], asyncio.Future[None]] = field(default_factory=dict)
 
     def expect(self, what: str, of: str) -> asyncio.Future[None]:

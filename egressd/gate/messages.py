@@ -19,6 +19,9 @@ PLEA_LIMIT = 2048
 WHY_LIMIT = 500
 """Longest request that a sandbox asks for, and its longest words about it, in characters."""
 
+ARRIVAL_LIMIT = 45_000
+"""Bytes that may have been read of a connection that is handed to another worker: in base64 they fit into a message."""
+
 type ListenerKind = Literal["transparent", "explicit", "socks", "direct", "dns-udp", "dns-tcp", "nflog"]
 
 
@@ -104,6 +107,57 @@ class Unshare(_Message):
 
     type: Literal["unshare"] = "unshare"
     share: str
+
+
+class Neighbour(_Message):
+    """Control → worker: a sandbox that another worker carries, and that comes by shared listeners of this one.
+
+    Answered by `Serving`. `token`, `source` and `interface` as in `Serve`.
+    """
+
+    type: Literal["neighbour"] = "neighbour"
+    sandbox: str
+    token: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    source: str | None = None
+    interface: str = ""
+
+
+class Departed(_Message):
+    """Control → worker: there is no such neighbour any more. Answered by `Gone`."""
+
+    type: Literal["departed"] = "departed"
+    sandbox: str
+
+
+class _Arrival(_Message):
+    """A connection that has proved to be a sandbox's; the fields as in `door.entrance.Entrance`, `data` in base64."""
+
+    sandbox: str = Field(max_length=128)
+    way: Literal["explicit", "socks"]
+    source: str = Field(max_length=64)
+    data: str = Field(default="", max_length=-(-ARRIVAL_LIMIT // 3) * 4)
+    greeted: bool = False
+
+
+class Introduce(_Arrival):
+    """Worker → control: a neighbour's connection, for the worker that carries it. Descriptor 0: the connection."""
+
+    type: Literal["introduce"] = "introduce"
+    introduction: int
+
+
+class Introduced(_Message):
+    """Control → worker: the neighbour's worker has the connection; or nobody has it, for this reason."""
+
+    type: Literal["introduced"] = "introduced"
+    introduction: int
+    reason: Literal["revoked", "client_closed", "too_many_connections"] | None = None
+
+
+class Welcome(_Arrival):
+    """Control → worker: a connection of a sandbox of this worker, which another one accepted. Descriptor 0: the connection."""
+
+    type: Literal["welcome"] = "welcome"
 
 
 class Claimed(_Message):
@@ -342,6 +396,10 @@ type ToWorker = (
     | Serve
     | Share
     | Unshare
+    | Neighbour
+    | Departed
+    | Welcome
+    | Introduced
     | Adopt
     | Renew
     | Revoke
@@ -365,6 +423,7 @@ type ToControl = (
     | Records
     | Pair
     | Claim
+    | Introduce
     | Spent
     | Ask
     | Petition

@@ -1,17 +1,22 @@
 """Listeners that many sandboxes share, in one worker: who may come by them, and where each connection goes.
 
-The sandboxes are those of this worker alone; a token of another worker's sandbox is a stranger's here. Listeners of one interface
-know the sandboxes behind that interface and no others, so that an address is worth nothing at another one.
+Where many workers carry the sandboxes of one network, one of them has its listeners: there the others' are neighbours, known by
+the same proofs, and each of their connections is handed to its own worker by way of control. Listeners of one interface know the
+sandboxes behind that interface and no others, so that an address is worth nothing at another one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import socket
+import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from egressd.gate.buckets import TokenBucket
+from egressd.gate.channel import ChannelBroken
 from egressd.gate.connection import Services
 from egressd.gate.dns.server import DnsServer
 from egressd.gate.dns.shared import SharedResolver, carry_shared
@@ -21,7 +26,18 @@ from egressd.gate.door.hops import read_networks
 from egressd.gate.door.lobby import Lobby
 from egressd.gate.door.splice import reset_on_close
 from egressd.gate.door.tokens import Register, read_address
-from egressd.gate.messages import Claim, Claimed, ListenerSpec, Serve, Share
+from egressd.gate.messages import (
+    ARRIVAL_LIMIT,
+    Claim,
+    Claimed,
+    Introduce,
+    Introduced,
+    ListenerSpec,
+    Neighbour,
+    Serve,
+    Share,
+    Welcome,
+)
 from egressd.gate.packet_log import PacketCounts, SharedPacketLog
 from egressd.gate.strangers import Strangers, Stray
 from egressd.policy.attempt import Address
@@ -29,6 +45,7 @@ from egressd.policy.reasons import Reason
 
 CLAIM_TIMEOUT: Final = 3.0
 """Seconds that control may take to keep a source."""
+_BURST_SECONDS: Final = 2.0
 
 
 class Tenancy(Protocol):
@@ -41,6 +58,13 @@ class Tenancy(Protocol):
         """Carry a connection to its end."""
 
 
+class Send(Protocol):
+    """Says something to control; raises ChannelBroken, or OSError when there are no descriptors for it."""
+
+    def __call__(self, message: Claim | Introduce, descriptors: Sequence[int] = ()) -> None:
+        """Send it."""
+
+
 class _Listener(Protocol):
     def close(self) -> None:
         """Take what waits, and close."""
@@ -50,11 +74,12 @@ class _Listener(Protocol):
 
 
 class Sharing:
-    """The shared listeners of a worker and the sandboxes that may use them. `send` asks control to keep a source."""
+    """The shared listeners of a worker and the sandboxes that may use them.
 
-    def __init__(
-        self, services: Services, tenant_of: Callable[[str], Tenancy | None], send: Callable[[Claim], None]
-    ) -> None:
+    `send` asks control to keep a source, or to hand a neighbour its connection.
+    """
+
+    def __init__(self, services: Services, tenant_of: Callable[[str], Tenancy | None], send: Send) -> None:
         """Nothing is shared before `share`, and nobody known before `enter`."""
         self._registers: dict[str, Register] = {}
         self._interfaces: dict[str, str] = {}
@@ -65,18 +90,26 @@ class Sharing:
         self._shares: dict[str, tuple[Lobby, list[_Listener]]] = {}
         self._packet_logs: dict[str, SharedPacketLog] = {}
         self._claims: dict[int, asyncio.Future[bool]] = {}
-        self._claim_number = 0
+        self._introductions: dict[int, asyncio.Future[str | None]] = {}
+        self._introducing: set[asyncio.Task[None]] = set()
+        self._neighbours: dict[str, TokenBucket] = {}
+        self._number = 0
 
-    def enter(self, message: Serve) -> None:
+    def enter(self, message: Serve | Neighbour) -> None:
         """Know a sandbox by what control says of it; raises ValueError."""
         token = bytes.fromhex(message.token) if message.token is not None else None
         source = read_address(message.source) if message.source is not None else None
         if token is not None or source is not None:
             self._register(message.interface).enter(message.sandbox, token, source)
             self._interfaces[message.sandbox] = message.interface
+        if isinstance(message, Neighbour):
+            # What its worker would refuse is not worth control's time: the same budget as there (`limits.Budget`).
+            rate = self._settings.new_connections_per_second
+            self._neighbours[message.sandbox] = TokenBucket(_BURST_SECONDS * rate, _BURST_SECONDS)
 
     def leave(self, sandbox: str) -> None:
         """Know it no longer: its token and its source are a stranger's."""
+        self._neighbours.pop(sandbox, None)
         interface = self._interfaces.pop(sandbox, None)
         if interface is None:
             return
@@ -119,8 +152,8 @@ class Sharing:
         self._strangers.flush()
 
     def guests(self) -> list[asyncio.Task[None]]:
-        """Return what is in the lobbies."""
-        return [task for lobby, _ in self._shares.values() for task in lobby.guests]
+        """Return what is in the lobbies, or on its way to a neighbour."""
+        return [*(task for lobby, _ in self._shares.values() for task in lobby.guests), *self._introducing]
 
     def _forget_log(self, listener: _Listener) -> None:
         self._packet_logs = {at: log for at, log in self._packet_logs.items() if log is not listener}
@@ -162,17 +195,71 @@ class Sharing:
         if tenant is not None:
             await tenant.visit(client, entrance)
             return
-        # Revoked since it was known.
-        self._strangers.note(Stray("connection", CHANNELS[entrance.way], Reason.REVOKED, entrance.source))
-        reset_on_close(client)
+        reason: str | None = Reason.REVOKED  # since it was known
+        if sandbox in self._neighbours:
+            task = asyncio.current_task()
+            assert task is not None
+            self._introducing.add(task)
+            try:
+                reason = await self._introduce(sandbox, client, entrance)
+            finally:
+                self._introducing.discard(task)
+        if reason is not None:
+            self._strangers.note(Stray("connection", CHANNELS[entrance.way], Reason(reason), entrance.source))
+            reset_on_close(client)
         client.close()
+
+    # neighbours
+
+    async def _introduce(self, sandbox: str, client: socket.socket, entrance: Entrance) -> str | None:
+        """Have control hand a connection to the worker of its sandbox; returns why nobody has it, if so."""
+        if not self._neighbours[sandbox].take(time.monotonic()):
+            return Reason.RATE_LIMITED
+        if len(entrance.data) > ARRIVAL_LIMIT or entrance.way not in ("explicit", "socks"):
+            return Reason.HEAD_TOO_LARGE
+        self._number += 1
+        number = self._number
+        answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._introductions[number] = answer
+        message = Introduce(
+            introduction=number,
+            sandbox=sandbox,
+            way=entrance.way,
+            source=str(entrance.source),
+            data=base64.b64encode(entrance.data).decode("ascii"),
+            greeted=entrance.greeted,
+        )
+        try:
+            self._send(message, (client.fileno(),))
+            return await answer  # control's alone to give: who gave up would answer a second time
+        except OSError:
+            return Reason.TOO_MANY_CONNECTIONS
+        except ChannelBroken:  # and with it this worker
+            return Reason.SHUTDOWN
+        finally:
+            self._introductions.pop(number, None)
+
+    def introduced(self, message: Introduced) -> None:
+        """Hear control's answer."""
+        answer = self._introductions.get(message.introduction)
+        if answer is not None:
+            with contextlib.suppress(asyncio.InvalidStateError):
+                answer.set_result(message.reason)
+
+    async def welcome(self, message: Welcome, client: socket.socket) -> None:
+        """Carry a connection of one of our own that another worker has accepted."""
+        client.setblocking(False)
+        data = base64.b64decode(message.data, validate=True)
+        source = read_address(message.source)
+        entrance = Entrance(message.way, source=source, data=data, greeted=message.greeted)
+        await self._admit(message.sandbox, client, entrance)
 
     # sources
 
     async def _claim(self, sandbox: str, source: Address) -> bool:
         """Have control keep a source; raises TimeoutError or ChannelBroken."""
-        self._claim_number += 1
-        number = self._claim_number
+        self._number += 1
+        number = self._number
         kept: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._claims[number] = kept
         try:

@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
@@ -46,10 +46,14 @@ from egressd.gate.messages import (
     Claim,
     Claimed,
     Configure,
+    Departed,
     Drain,
     Drained,
     Gone,
+    Introduce,
+    Introduced,
     Lent,
+    Neighbour,
     Pair,
     Ready,
     Recall,
@@ -63,6 +67,7 @@ from egressd.gate.messages import (
     Stored,
     ToWorker,
     Unshare,
+    Welcome,
     Written,
 )
 from egressd.gate.payloads import read_issuer, read_levels, read_pairs
@@ -140,25 +145,52 @@ class Worker:
                 self._borrowing.lent(message, fds)
             case Recall():
                 self._recall(message)
-            case Share() | Unshare() | Claimed():
+            case Share() | Unshare() | Claimed() | Neighbour() | Departed() | Introduced() | Welcome():
                 self._on_shared(message, fds)
             case Configure():
                 raise ValueError("configured twice")
 
-    def _on_shared(self, message: Share | Unshare | Claimed, fds: list[int]) -> None:
-        if isinstance(message, Claimed):
-            self._shared.claimed(message)
-        elif isinstance(message, Unshare):
-            self._task(self._unshare(message.share))
-        else:
-            self._shared.share(message, [socket.socket(fileno=fd) for fd in fds])
-            self._send(Sharing(share=message.share))
+    def _on_shared(
+        self,
+        message: Share | Unshare | Claimed | Neighbour | Departed | Introduced | Welcome,
+        fds: list[int],
+    ) -> None:
+        match message:
+            case Share():
+                self._shared.share(message, [socket.socket(fileno=fd) for fd in fds])
+                self._send(Sharing(share=message.share))
+            case Unshare():
+                self._task(self._unshare(message.share))
+            case Claimed():
+                self._shared.claimed(message)
+            case Neighbour():
+                self._shared.enter(message)
+                self._send(Serving(sandbox=message.sandbox))
+            case Departed():
+                self._shared.leave(message.sandbox)
+                self._send(Gone(sandbox=message.sandbox))
+            case Introduced():
+                self._shared.introduced(message)
+            case Welcome():
+                self._task(self._shared.welcome(message, socket.socket(fileno=fds.pop(0))))
 
     def _send(
-        self, message: Ready | Serving | Sharing | Adopted | Drained | Gone | Pair | Claim | Spent | Ask
+        self,
+        message: Ready
+        | Serving
+        | Sharing
+        | Adopted
+        | Drained
+        | Gone
+        | Pair
+        | Claim
+        | Introduce
+        | Spent
+        | Ask,
+        descriptors: Sequence[int] = (),
     ) -> None:
         assert self._channel is not None
-        self._channel.send(message)
+        self._channel.send(message, descriptors)
 
     def _recall(self, message: Recall) -> None:
         for lease in message.leases:

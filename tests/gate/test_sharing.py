@@ -35,7 +35,7 @@ def test_an_address_is_worth_nothing_at_another_interface() -> None:
 
     async def play() -> None:
         services: Any = SimpleNamespace(settings=Settings(), recorder=book)
-        sharing = Sharing(services, tenants.get, lambda claim: None)
+        sharing = Sharing(services, tenants.get, lambda message, descriptors=(): None)
         sharing.enter(Serve(sandbox="sbx-a", listeners=(), source="127.0.0.1", interface="br0"))
         sharing.enter(Serve(sandbox="sbx-b", listeners=(), source="127.0.0.1", interface="br1"))
         for interface in ("br0", "br1", "br2", ""):
