@@ -28,6 +28,24 @@ class _OverUnix(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
+def is_there() -> bool:
+    """Say whether a daemon listens; exits with 2 where the configuration that says where cannot be used."""
+    from egressd.cli.options import given_config
+    from egressd.control.config import ConfigError
+
+    try:
+        place = given_config().control_socket
+    except ConfigError as error:
+        fail(str(error), BAD_INPUT)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(_SECONDS)
+        try:
+            sock.connect(str(place))
+        except OSError:
+            return False
+    return True
+
+
 def ask(method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the daemon's answer; exits with 1 for what is not there, 2 for bad input, 3 where nobody could be asked."""
     from egressd.cli.options import given_config

@@ -92,6 +92,12 @@ def _log(app: typer.Typer) -> None:
     log.register(app)
 
 
+def _rollback(app: typer.Typer) -> None:
+    from egressd.cli import rollback
+
+    rollback.register(app)
+
+
 def _report(app: typer.Typer) -> None:
     from egressd.cli import report
 
@@ -182,6 +188,7 @@ VERBS: dict[str, Callable[[typer.Typer], None]] = {
     "doctor": _doctor,
     "log": _log,
     "report": _report,
+    "rollback": _rollback,
     "top": _top,
     "config": _config,
     "ca": _ca,

@@ -17,14 +17,17 @@ from aiohttp.typedefs import Middleware
 from pydantic import BaseModel, ValidationError
 
 from egressd.control import api_schema
-from egressd.control.api_schema import Problem, SandboxWanted, told
+from egressd.control.api_schema import BackWanted, Problem, SandboxWanted, told
+from egressd.control.archive import Archive, Unkept
 from egressd.control.keyring import dummies
 from egressd.control.lives import Life
+from egressd.control.rollback import RolledBack
 from egressd.control.roster import Full, Roster, Wanted
 from egressd.control.supervisor import WorkerFailed
 from egressd.control.surroundings import BadInput
 from egressd.control.voice import say
 from egressd.control.wirings import NotWired
+from egressd.journal.record import timestamp
 from egressd.wiring.errors import WiringError
 
 _BODY_SECONDS: Final = 10.0
@@ -40,8 +43,15 @@ class Household(Protocol):
     def roster(self) -> Roster:
         """Its sandboxes."""
 
+    @property
+    def archive(self) -> Archive:
+        """The copies of its rules."""
+
     async def reload(self) -> list[str]:
         """Read rules and credentials anew; returns what the operator is told. Raises BadInput, WorkerFailed."""
+
+    async def roll_back(self, wanted: str | None, by: str) -> RolledBack:
+        """Put a kept copy in force. Raises Unkept, BadInput, WorkerFailed."""
 
 
 type Judge = Callable[[web.Request], tuple[int, str] | str]
@@ -63,6 +73,8 @@ def application(household: Household, judge: Judge) -> web.Application:
             web.delete("/v1/sandboxes/{id}", api.revoke),
             web.get("/v1/status", api.status),
             web.post("/v1/reload", api.reload),
+            web.get("/v1/rules", api.rules),
+            web.post("/v1/rules/rollback", api.roll_back),
             web.get("/openapi.json", api.describe),
         ]
     )
@@ -111,7 +123,7 @@ class _Api:
         )
 
     async def create(self, request: web.Request) -> web.Response:
-        wanted = await _read(request)
+        wanted = await _read(request, SandboxWanted)
         roster = self._household.roster
         try:
             life = await roster.create(Wanted(**wanted.model_dump()))
@@ -164,6 +176,37 @@ class _Api:
             raise _Bad(503, Problem(error="could_not_run", detail=str(error))) from None
         return _answer(api_schema.Reloaded(rules=self._household.roster.rules.digest, notes=notes))
 
+    async def rules(self, _: web.Request) -> web.Response:
+        archive = self._household.archive
+        kept = await asyncio.to_thread(archive.kept)
+        passed = archive.passed()
+        return _answer(
+            api_schema.RulesList(
+                rules=self._household.roster.rules.digest,
+                passed_over=passed.folder if passed is not None else None,
+                kept=[
+                    api_schema.KeptRules(
+                        digest=one.digest, adopted=timestamp(one.adopted), policies=dict(one.policies)
+                    )
+                    for one in kept
+                ],
+            )
+        )
+
+    async def roll_back(self, request: web.Request) -> web.Response:
+        wanted = await _read(request, BackWanted)
+        try:
+            back = await self._household.roll_back(wanted.digest, request[WHO])
+        except Unkept as error:
+            raise _Bad(404, Problem(error="not_found", detail=str(error))) from None
+        except BadInput as bad:
+            raise _Bad(
+                409, Problem(error="conflict", detail=str(bad), hint="the rules of now stay in force")
+            ) from None
+        except WorkerFailed as error:
+            raise _Bad(503, Problem(error="could_not_run", detail=str(error))) from None
+        return _answer(api_schema.WentBack(rules=back.digest, before=back.before, notes=back.notes))
+
     async def describe(self, _: web.Request) -> web.Response:
         return web.json_response(api_schema.openapi())
 
@@ -180,7 +223,7 @@ def _environment(life: Life) -> dict[str, str]:
     return made | {"EGRESSD_SANDBOX": life.id}
 
 
-async def _read(request: web.Request) -> SandboxWanted:
+async def _read[M: BaseModel](request: web.Request, model: type[M]) -> M:
     try:
         async with asyncio.timeout(_BODY_SECONDS):
             content = await request.read()
@@ -189,7 +232,7 @@ async def _read(request: web.Request) -> SandboxWanted:
             408, Problem(error="timeout", detail=f"the body did not come within {_BODY_SECONDS:.0f} s")
         ) from None
     try:
-        return SandboxWanted.model_validate_json(content)
+        return model.model_validate_json(content)
     except ValidationError as error:
         raise _Bad(400, Problem(error="bad_request", detail=_said(error))) from None
 

@@ -118,6 +118,43 @@ class Reloaded(_Schema):
     notes: list[str]
 
 
+class KeptRules(_Schema):
+    """A copy of rules that were in force."""
+
+    digest: str = Field(description="Of the rule files.")
+    adopted: str = Field(description="RFC 3339.")
+    policies: dict[str, str] = Field(description="The digest of each profile's policy, as records have it.")
+
+
+class RulesList(_Schema):
+    """The rules in force, and those that one can go back to, the newest first."""
+
+    rules: str = Field(description="The digest of those in force.")
+    passed_over: str | None = Field(
+        default=None,
+        description="The digest of the rules folder while it is passed over, since somebody went back.",
+    )
+    kept: list[KeptRules]
+
+
+class BackWanted(_Schema):
+    """Where to go back to."""
+
+    digest: str | None = Field(
+        default=None,
+        pattern=r"^[0-9a-f]{4,16}$",
+        description="Of kept rules, or of a policy of theirs; its first digits do. The rules before those of now if left out.",
+    )
+
+
+class WentBack(_Schema):
+    """What was put in force again."""
+
+    rules: str
+    before: str
+    notes: list[str]
+
+
 class Problem(_Schema):
     """Why not: a word of a closed set, and a sentence."""
 
@@ -153,7 +190,7 @@ _SAID: Final = {
     400: "The body is not what the schema says.",
     401: "Over TCP: no token, or a wrong one.",
     403: "Who asks may not, or is in a sandbox.",
-    404: "There is no such sandbox.",
+    404: "There is no such sandbox, or no such rules are kept.",
     405: "The path knows no such method.",
     408: "The body did not come in time.",
     409: "Rules, or what others have, do not allow it.",
@@ -176,12 +213,17 @@ def openapi() -> dict[str, Any]:
     """Return the description of the API."""
     models: list[type[BaseModel]] = [
         SandboxWanted, Sandbox, SandboxMade, SandboxList, Ended, Status, Reloaded, Problem,
+        RulesList, BackWanted, WentBack,
     ]  # fmt: skip
     _, definitions = models_json_schema(
-        [(model, "validation" if model is SandboxWanted else "serialization") for model in models],
+        [
+            (model, "validation" if model in (SandboxWanted, BackWanted) else "serialization")
+            for model in models
+        ],
         ref_template="#/components/schemas/{model}",
     )
     body = {"required": True, "content": {"application/json": {"schema": _ref("SandboxWanted")}}}
+    back = {"required": True, "content": {"application/json": {"schema": _ref("BackWanted")}}}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -206,6 +248,13 @@ def openapi() -> dict[str, Any]:
             "/v1/status": {"get": _operation("status", "How the daemon is.", {200: "Status"})},
             "/v1/reload": {
                 "post": _operation("reload", "Read rules and credentials anew.", {200: "Reloaded"}, 409, 503),
+            },
+            "/v1/rules": {"get": _operation("rules", "Rules that are kept.", {200: "RulesList"})},
+            "/v1/rules/rollback": {
+                "post": _operation(
+                    "rollback", "Put kept rules in force, and pass the folder over until it changes.",
+                    {200: "WentBack"}, 400, 404, 408, 409, 413, 503,
+                ) | {"requestBody": back},
             },
             "/openapi.json": {"get": _operation("describe", "This description.", {200: None})},
         },

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from egressd.control import peers, succession
 from egressd.control.api_server import ApiServer
+from egressd.control.archive import Archive
 from egressd.control.attaching import Attaching
 from egressd.control.ca import load_or_create
 from egressd.control.config import Config
@@ -32,8 +33,9 @@ from egressd.control.journaling import Keeper
 from egressd.control.lending import Lending
 from egressd.control.lives import Life
 from egressd.control.notify import Notifier
+from egressd.control.rollback import RolledBack, go_back
 from egressd.control.roster import Roster
-from egressd.control.rulebook import read_rules, reread_rules
+from egressd.control.rulebook import keep_copy, kept_rules, read_rules, reread_rules
 from egressd.control.secrecy import close_process, keep_from_swap, secret_variables
 from egressd.control.sidecar import SidecarWiring
 from egressd.control.succession import Succession
@@ -75,6 +77,7 @@ class Daemon:
         self._over_tcp: ApiServer | None = None
         self._reloading = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
+        self.archive = Archive(config.state_dir, config.rules)
 
     async def run(self) -> int:
         """Serve until told to end; returns the exit status. Raises StateError, CaError, JournalUnavailable, WorkerFailed, …"""
@@ -143,6 +146,8 @@ class Daemon:
         most = config.serve.sandboxes
         self.roster = Roster(supervisor, estate, self._rules, file, lending, most=most, wirings=wirings)
         stack.push_async_callback(self.roster.end_all, "drained")
+        if (problem := keep_copy(config, self._rules)) is not None:
+            say(problem)
         if left := await self.roster.sweep():
             say(f"{left} sandboxes of a daemon that was killed were taken down")
         return supervisor
@@ -312,7 +317,32 @@ class Daemon:
                 raise
             if rules.digest != before or notes:
                 self._note("adopted")
+            if (problem := await asyncio.to_thread(keep_copy, self._config, rules)) is not None:
+                notes.append(problem)
+            if (passed := self.archive.passed()) is not None:
+                notes.append(
+                    f"the folder ({passed.folder}) is passed over since somebody went back, until it changes"
+                )
             return notes
+
+    async def roll_back(self, wanted: str | None, by: str) -> RolledBack:
+        """Put kept rules in force (see `go_back`), and have it recorded."""
+        async with self._reloading:
+            try:
+                back = await go_back(
+                    self.archive,
+                    self.roster,
+                    lambda digest: kept_rules(self._config, self._environ, digest),
+                    wanted,
+                    by,
+                )
+            except BadInput as error:
+                self._note(f"refused: going back: {error}")
+                raise
+            told = f"went back from {back.before} to {back.digest}, by {by}"
+            self._note(told)
+            say("\n".join((told, *back.notes)))
+            return back
 
     async def _try_reload(self) -> BadInput | None:
         """Reload and tell the operator; returns why not. Never raises."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from egressd.control.config import Config
 from egressd.control.voice import say
@@ -53,6 +53,15 @@ class Keeper:
         if journal.unsynced is not None:
             say(f"the journal's disk does not keep what is written: {journal.unsynced}")
             self._complained = now
+
+
+def write_once(config: Config, fields: dict[str, Any]) -> None:
+    """Write one record of control's own beside whoever else has the journal open; raises JournalUnavailable, KeyUnusable."""
+    journal = Journal(config.journal, state=_state_of(config), terms=config.terms())
+    try:
+        journal.append([fields])
+    finally:
+        journal.close()
 
 
 def _state_of(config: Config) -> Path | None:

@@ -11,9 +11,9 @@ import json
 import sys
 from pathlib import Path
 
+from egressd.control.archive import in_force
 from egressd.rulefiles.load import Rules, load_source
 from egressd.rulefiles.problems import Code, Findings, Problems
-from egressd.rulefiles.source import read_source
 from egressd.rulefiles.yaml import read_bytes
 
 
@@ -36,11 +36,11 @@ def tell(loaded: Rules | Problems, credentials: bytes) -> bytes:
 
 
 def main() -> None:
-    """Read the folder, and the credentials file unless it is empty, that the arguments name."""
+    """Read the folder, the state directory beside it, and the credentials file unless it is empty, that the arguments name."""
     gc.disable()  # all that is made here is kept to the end, which is near
-    folder, name = sys.argv[1:3]
+    folder, state_dir, name = sys.argv[1:4]
     findings = Findings(folder)
-    source = read_source(Path(folder), findings)
+    source = in_force(Path(folder), Path(state_dir), findings)
     credentials = read_bytes(Path(name), name, findings) if name else None
     loaded: Rules | Problems = findings.problems()
     if not findings.count:

@@ -11,11 +11,13 @@ import contextlib
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
+from egressd.control.archive import Archive, in_force
 from egressd.control.config import Config
 from egressd.control.paths import default_paths
 from egressd.control.surroundings import BadInput
@@ -25,9 +27,10 @@ from egressd.policy.effective import EffectivePolicy, from_lines
 from egressd.policy.model import Canary
 from egressd.rulefiles.canary import lives_under
 from egressd.rulefiles.credentials import read_credentials
-from egressd.rulefiles.load import Rules, load_rules
-from egressd.rulefiles.problems import Code, Findings
+from egressd.rulefiles.load import Rules, load_source
+from egressd.rulefiles.problems import Code, Findings, Problems
 from egressd.rulefiles.source import RuleSource
+from egressd.rulefiles.yaml import read_bytes
 
 LARGE: Final = 256 * 1024
 """Bytes of rules that another process reads: some 10,000 hosts."""
@@ -85,10 +88,30 @@ class Taken:
 
 def read_rules(config: Config, environ: Mapping[str, str]) -> Rules:
     """Read rules and credentials together; a credentials file that nobody named need not be there. Raises BadInput."""
-    loaded = load_rules(config.rules, credentials=_credentials(config, environ))
+    loaded = _loaded(config, _credentials(config, environ))
     if isinstance(loaded, Rules):
         return loaded
     raise BadInput(str(loaded), passing=any(problem.code is Code.UNREADABLE for problem in loaded))
+
+
+def kept_rules(config: Config, environ: Mapping[str, str], digest: str) -> Rules:
+    """Read a copy that was kept, with the credentials of now. Raises BadInput, Unkept."""
+    loaded = _loaded(config, _credentials(config, environ), digest)
+    if isinstance(loaded, Rules):
+        return loaded
+    raise BadInput(f"{digest} cannot be used any more\n{loaded}")
+
+
+def _loaded(config: Config, credentials: Path | None, digest: str | None = None) -> Rules | Problems:
+    findings = Findings(str(config.rules))
+    if digest is None:
+        source = in_force(config.rules, config.state_dir, findings)
+    else:
+        source = Archive(config.state_dir, config.rules).read(digest)
+    known = read_bytes(credentials, str(credentials), findings) if credentials is not None else None
+    if findings.count:
+        return findings.problems()
+    return load_source(source, credentials=known, credentials_name=str(credentials or ""))
 
 
 async def reread_rules(config: Config, environ: Mapping[str, str]) -> Rulebook:
@@ -96,7 +119,8 @@ async def reread_rules(config: Config, environ: Mapping[str, str]) -> Rulebook:
     if await asyncio.to_thread(_size, config.rules) < LARGE:
         return await asyncio.to_thread(read_rules, config, environ)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-c", _READER, str(config.rules), str(_credentials(config, environ) or "")),
+        *(sys.executable, "-I", "-c", _READER, str(config.rules), str(config.state_dir)),
+        str(_credentials(config, environ) or ""),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         env={"PATH": os.defpath, "LANG": "C.UTF-8"},
@@ -134,6 +158,16 @@ async def _take(said: bytes, root: str) -> Taken:
     model = known.model if known is not None else None
     canaries = {name: Canary.model_validate(said) for name, said in head["canaries"].items()}
     return Taken(RuleSource(files, root), head["digest"], policies, model, canaries)
+
+
+def keep_copy(config: Config, rules: Rulebook) -> str | None:
+    """Keep a copy of rules that come into force; returns what the operator is told where that fails."""
+    try:
+        archive = Archive(config.state_dir, config.rules)
+        archive.keep(rules.source, lambda: map(rules.effective, rules.profiles), time.time())
+    except OSError as error:
+        return f"no copy of these rules was kept, so nobody can go back to them: {error.strerror or error}"
+    return None
 
 
 def effective(rules: Rulebook, profile: str, labels: Mapping[str, str]) -> EffectivePolicy:

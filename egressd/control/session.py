@@ -19,7 +19,7 @@ from egressd.control.keyring import Exposed, Keyring
 from egressd.control.process import WorkerProcess
 from egressd.control.proof import NotReady, prove
 from egressd.control.reconciliation import losses
-from egressd.control.rulebook import effective, read_rules, reread_rules
+from egressd.control.rulebook import Rulebook, effective, keep_copy, read_rules, reread_rules
 from egressd.control.sandboxes import SandboxListener, SandboxState, new_sandbox_id
 from egressd.control.secrecy import close_process, keep_from_swap
 from egressd.control.supervisor import Supervisor, WorkerFailed
@@ -62,7 +62,7 @@ class Session:
         self._first = first
         self.id = new_sandbox_id()
         self._marks = marks(config.rules, config.credentials)  # before: what changes meanwhile is read again
-        rules = read_rules(config, environ)
+        rules = self._rules = read_rules(config, environ)
         self._policy = effective(rules, request.profile, dict(request.labels))
         self._keyring = Keyring(rules.credentials, self._policy, config.upstream.ca_bundle)
         if self._keyring.used and rules.credentials is None:
@@ -78,6 +78,7 @@ class Session:
         settings = self._config.settings()
         authority = load_or_create(self._config.ca, time.time())
         trust = build_trust(self._config.ca.trust, authority.trusted_pem)
+        self._keep(self._rules)  # before there is a sandbox: the state directory is masked if it is there
         spec, notes = spec_of(self._request, self._config, self._environ, self.id, trust, self._keyring)
         if self._keyring.used and (unlocked := keep_from_swap()) is not None:
             notes.append(unlocked)
@@ -111,6 +112,11 @@ class Session:
             await self._take_down(supervisor, self._namespace)
             await self._keyring.close()
             await keeper.close()
+
+    def _keep(self, rules: Rulebook) -> None:
+        """Keep a copy of rules that come into force, so that somebody can go back to them."""
+        if (problem := keep_copy(self._config, rules)) is not None:
+            say(problem)
 
     async def _make(self, spec: SandboxSpec | None) -> Namespace | Container:
         """Make the namespace and read its rules back; raises NotReady where they are not as wanted."""
@@ -235,6 +241,7 @@ class Session:
             supervisor.recall(told.ended)
             say("\n".join(("credentials reloaded", *told.notes)))
             self._note(supervisor, "policy", "credentials adopted")
+        await asyncio.to_thread(self._keep, rules)
         if policy == self._policy:
             return None
         self._policy = policy

@@ -7,17 +7,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from egressd.control.archive import Archive
 from egressd.control.estate import Estate
 from egressd.control.lending import Lending
+from egressd.control.rollback import RolledBack, go_back
 from egressd.control.roster import Roster
 from egressd.control.sandboxes import SandboxState
 from egressd.control.sources import Sources
 from egressd.control.supervisor import Supervisor, WorkerFailed
+from egressd.control.surroundings import BadInput
 from egressd.control.wirings import Order, Plain, Wired, Wiring, WiringName
 from egressd.credentials.broker import Broker
 from egressd.policy.credential import CredentialsFile
 from egressd.policy.effective import EffectivePolicy
-from egressd.rulefiles.load import Rules, load_rules
+from egressd.rulefiles.load import Rules, load_rules, load_source
 from egressd.wiring.ruleset import Counted
 
 NO_CREDENTIALS = CredentialsFile.model_construct(schema_version=1, credentials={})
@@ -164,6 +167,29 @@ class House:
         if self.refuses is not None:
             raise self.refuses
         return self.reloads
+
+    @property
+    def archive(self) -> Archive:
+        """As the daemon's."""
+        return Archive(self.folder / "state", self.rules)
+
+    def kept(self, digest: str) -> Rules:
+        """Rules that were kept, read."""
+        rules = load_source(self.archive.read(digest))
+        if isinstance(rules, Rules):
+            return rules
+        raise BadInput(str(rules))
+
+    async def adopt(self, now: float, **profiles: str) -> str:
+        """Put other rules in the folder and in force, and keep them; returns their digest."""
+        rules = read(write_rules(self.rules, **profiles))
+        await self.roster.adopt(rules, NO_CREDENTIALS)
+        self.archive.keep(rules.source, lambda: map(rules.effective, rules.profiles), now)
+        return rules.digest
+
+    async def roll_back(self, wanted: str | None, by: str) -> RolledBack:
+        """As the daemon's."""
+        return await go_back(self.archive, self.roster, self.kept, wanted, by)
 
     def files(self) -> list[str]:
         """What of sandboxes lies in the state directory."""

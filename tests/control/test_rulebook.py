@@ -35,8 +35,8 @@ allow:
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
     folder = write_rules(tmp_path / "rules", a="a.example.com", b="b.example.com")
-    with (folder / "profiles" / "a.yaml").open("a") as file:
-        file.write("canary: {labels: {ring: first}, profile: b}\n")
+    with (folder / "profiles" / "a.yaml").open("a") as profile:
+        profile.write("canary: {labels: {ring: first}, profile: b}\n")
     (folder / "profiles" / "keyed.yaml").write_text(KEYED)
     (tmp_path / "credentials.yaml").write_text(CREDENTIALS)
     file = tmp_path / "egressd.yaml"
