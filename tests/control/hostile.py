@@ -141,6 +141,7 @@ class Hostile:
 def main() -> None:
     """Be a worker whose page of attacks is open."""
     from egressd.gate import internal
+    from egressd.gate.pages import Plea
     from egressd.gate import worker as real
 
     held: list[Hostile] = []
@@ -150,7 +151,7 @@ def main() -> None:
         init(self, *arguments)
         held.append(Hostile(self))
 
-    def attacked(asked: internal.Asked, *rest: Any) -> internal.Page | internal.Unanswered:
+    def attacked(asked: internal.Asked, *rest: Any) -> internal.Page | Plea | internal.Unanswered:
         if asked.target.startswith("/attack/"):
             name, _, word = asked.target.removeprefix("/attack/").partition("?")
             act: Callable[[str], None] = getattr(held[0], name)
