@@ -23,6 +23,7 @@ from egressd.policy.compile import CompiledPolicy, compile_policy, compile_steps
 from egressd.policy.credential import Credential, CredentialsFile
 from egressd.policy.decide import decide
 from egressd.policy.effective import EffectiveEntry, EffectivePolicy
+from egressd.policy.grants import granted
 from egressd.policy.names import parse_name
 from egressd.policy.reasons import Reason
 
@@ -99,7 +100,7 @@ class Lending:
         name = parse_name(ask.host)
         if binding is None or not isinstance(name, tuple) or ask.scheme != "https":
             return False
-        policy = await self._policy(sandbox)
+        policy = granted(await self._policy(sandbox), sandbox.standing.grants, sandbox.id)
         now = self._wall()
         attempt = RequestAttempt(name, ask.port, "https", ask.method, ask.target, ask.upgrade)
         decision = decide(policy, attempt, now)

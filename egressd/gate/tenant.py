@@ -20,6 +20,7 @@ from egressd.gate.floods import Folding
 from egressd.gate.messages import ListenerSpec
 from egressd.gate.packet_log import PacketCounts, PacketLog
 from egressd.gate.sandbox import Sandbox
+from egressd.policy.grants import granted
 from egressd.policy.reasons import Reason
 
 _CUT_TIMEOUT = 1.0
@@ -53,14 +54,16 @@ class Tenant:
             self._listeners.append(Acceptor(sock, lambda client: self.visit(client, entrance)))
 
     def rejudge(self) -> None:
-        """Judge every open flow again, now and whenever something of the policy expires."""
+        """Judge every open flow again, now and whenever something of the policy or of its grants expires."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self.sandbox.revoked:
             return
+        sandbox = self.sandbox
+        sandbox.policy = granted(sandbox.policy, sandbox.standing.grants, sandbox.id)
         now = time.time()
-        for live in tuple(self.sandbox.live):
+        for live in tuple(sandbox.live):
             live.rejudge(now)
         left = self.sandbox.policy.next_change(now) - now
         if left < math.inf:  # looked at hourly at the latest: the wall clock may be set

@@ -24,6 +24,7 @@ from typing import Any
 
 from egressd.gate import isolation, seccomp
 from egressd.gate.account import Kind
+from egressd.gate.asking import Asking
 from egressd.gate.borrowing import Borrowing
 from egressd.gate.channel import Channel, ChannelBroken, receive, unsealed
 from egressd.gate.connection import Services
@@ -55,8 +56,13 @@ from egressd.gate.messages import (
     Lent,
     Neighbour,
     Pair,
+    Petition,
+    Petitioned,
+    Plea,
     Ready,
     Recall,
+    Redeem,
+    Redeemed,
     Renew,
     Revoke,
     Serve,
@@ -64,6 +70,7 @@ from egressd.gate.messages import (
     Share,
     Sharing,
     Spent,
+    Stand,
     Stored,
     ToWorker,
     Unshare,
@@ -75,6 +82,7 @@ from egressd.gate.policies import Policies
 from egressd.gate.reporting import ChannelRecorder
 from egressd.gate.sandbox import Sandbox
 from egressd.gate.sharing import Sharing as SharedListeners
+from egressd.gate.standing import read_standing
 from egressd.gate.tenant import Tenant
 from egressd.gate.tls.leaves import Issuer, Leaves
 from egressd.gate.via import Via, read_credentials
@@ -95,7 +103,8 @@ class Worker:
         """Build the worker before it has a channel; its services sign for sandboxes that trust `root`."""
         self._borrowing = Borrowing()
         self._leases = Leases(self._borrowing.ask)
-        self._services = dataclasses.replace(services, leases=self._leases)
+        self._asking = Asking()
+        self._services = dataclasses.replace(services, leases=self._leases, asking=self._asking)
         self._rooted = {root: self._services}
         self._recorder = recorder
         self._tenants: dict[str, Tenant] = {}
@@ -119,6 +128,7 @@ class Worker:
         self._channel = Channel(sock, TO_WORKER, self._on_message, self._on_closed)
         self._recorder.attach(self._channel)
         self._borrowing.attach(self._send)
+        self._asking.attach(self._send)
         self._channel.send(Ready())
         return await self._over
 
@@ -128,11 +138,8 @@ class Worker:
 
     def _on_message(self, message: ToWorker, fds: list[int]) -> None:
         match message:
-            case Written():
-                self._recorder.written(message.batch, ok=message.ok)
-            case Stored():
-                if (stored := self._pairs.pop(message.pair, None)) is not None and not stored.done():
-                    stored.set_result(None)
+            case Written() | Stored():
+                self._on_kept(message)
             case Serve():
                 self._come(message, fds)
             case Adopt():
@@ -145,10 +152,28 @@ class Worker:
                 self._borrowing.lent(message, fds)
             case Recall():
                 self._recall(message)
+            case Stand() | Petitioned() | Redeemed():
+                self._on_approvals(message, fds)
             case Share() | Unshare() | Claimed() | Neighbour() | Departed() | Introduced() | Welcome():
                 self._on_shared(message, fds)
             case Configure():
                 raise ValueError("configured twice")
+
+    def _on_kept(self, message: Written | Stored) -> None:
+        if isinstance(message, Written):
+            self._recorder.written(message.batch, ok=message.ok)
+        elif (stored := self._pairs.pop(message.pair, None)) is not None and not stored.done():
+            stored.set_result(None)
+
+    def _on_approvals(self, message: Stand | Petitioned | Redeemed, fds: list[int]) -> None:
+        if not isinstance(message, Stand):
+            self._asking.heard(message)
+            return
+        standing = read_standing(unsealed(fds.pop(0)))
+        if (tenant := self._tenants.get(message.sandbox)) is not None:
+            tenant.sandbox.standing = standing
+            tenant.rejudge()
+            self._asking.moved(message.sandbox)
 
     def _on_shared(
         self,
@@ -186,7 +211,10 @@ class Worker:
         | Claim
         | Introduce
         | Spent
-        | Ask,
+        | Ask
+        | Petition
+        | Plea
+        | Redeem,
         descriptors: Sequence[int] = (),
     ) -> None:
         assert self._channel is not None
@@ -301,6 +329,7 @@ class Worker:
         if tenant is not None:
             await tenant.close(Reason(message.reason))
             self._leases.forget(message.sandbox)
+            self._asking.forget(message.sandbox)
             self._services.placeholders.difference_update(tenant.sandbox.placeholders.values())
             self._recorder.flush()
         self._send(Gone(sandbox=message.sandbox))

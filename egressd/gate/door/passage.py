@@ -103,6 +103,16 @@ class Passage:
         record.detail = detail
         record.host_raw = clip(hide_userinfo(raw.decode("utf-8", "backslashreplace")), 256) if raw else None
         self.connection.services.recorder.put(record)
+        if decision.verdict == "ask" and decision.treatment != "inspect":
+            self._mention()
+
+    def _mention(self) -> None:
+        """Put a connection that nobody would read to people; what is read is put to them request by request."""
+        asking, host = self.connection.services.asking, self.connection.host
+        if asking is not None and host is not None:
+            scheme: Literal["https", "tcp"] = "https" if self.connection.tls else "tcp"
+            port = self.connection.destination.port
+            asking.mention(self.connection.sandbox.id, ConnectionAttempt(host, port, scheme))
 
     async def commit(self, decision: Decision, detail: str | None = None) -> None:
         """Record an allow and return once it is written; only then may a byte go upstream."""
