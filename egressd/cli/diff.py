@@ -33,6 +33,7 @@ _TITLES = {
     "inspected": "becomes inspected",
     "credential": "gets another credential",
     "addresses": "may resolve elsewhere",
+    "body": "bodies looked at otherwise",
     "terms": "other terms",
 }
 

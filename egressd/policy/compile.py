@@ -356,6 +356,8 @@ def _bad_lane(entry: EffectiveEntry) -> str | None:
 def _bad_terms(entry: EffectiveEntry) -> str | None:
     if entry.treatment != "inspect" and (entry.requests or entry.credential):
         return f"a {entry.treatment} is not read, so it has no requests and no credential"
+    if entry.body and (entry.effect == "deny" or entry.treatment != "inspect" or not entry.requests):
+        return "only an inspected allow or ask that names its requests looks at bodies"
     if entry.public_web and (entry.effect != "allow" or entry.credential):
         return "public_web is an allow without a credential"
     if entry.credential is not None:

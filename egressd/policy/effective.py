@@ -15,6 +15,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from egressd.policy.bodies import Conditions
+
 Effect = Literal["allow", "deny", "ask"]
 Scheme = Literal["https", "http"]
 Treatment = Literal["inspect", "tunnel", "relay"]
@@ -47,7 +49,7 @@ class EntryLimits(_Frozen):
 
 
 class EffectiveEntry(_Frozen):
-    """One rule after resolution.
+    """One rule after resolution; `body` is what the body of every request of it must be (`bodies`).
 
     `place` is `file:line` of the entry in the profile or organisation file; `via` that of the service or list it came from.
     Exactly one of `hosts`, `public_web`, or `addresses` alone selects the destination; `addresses` beside `hosts` confines where
@@ -69,6 +71,7 @@ class EffectiveEntry(_Frozen):
     ports: tuple[int, ...] = (443,)
     treatment: Treatment = "inspect"
     requests: tuple[str, ...] = ()
+    body: Conditions = ()
     credential: str | None = None
     limits: EntryLimits = EntryLimits()
     expires: dt.date | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
 from egressd.policy.effective import EntryLimits, Mode, Treatment
 from egressd.policy.values import (
@@ -35,6 +35,19 @@ type Access = Literal["read", "call", "write", "deny"]
 def _values(value: object) -> object:
     """One text is a list of one."""
     return [value] if isinstance(value, str) else value
+
+
+def _choices(value: object) -> object:
+    """One scalar is a list of one."""
+    return [value] if isinstance(value, str | bool | int) else value
+
+
+type JsonScalar = StrictStr | StrictBool | StrictInt
+type Json = Annotated[
+    dict[Text, Annotated[list[JsonScalar], Field(min_length=1, max_length=64), BeforeValidator(_choices)]],
+    Field(min_length=1, max_length=16),
+]
+"""What a request's body must be: each key with its value, or with a list of which any will do."""
 
 
 class Said(BaseModel):
@@ -100,6 +113,9 @@ class PermittingEntry(Entry):
     requests: Texts | None = Field(
         None, description='like "GET,HEAD /path?query"; GET,HEAD /** when left out'
     )
+    json_: Json | None = Field(
+        None, alias="json", description="what the body must be: one JSON object with these keys and values"
+    )
     credential: Id | None = Field(None, description="attached on the way out; the sandbox never sees it")
     limits: Limits | None = None
 
@@ -150,6 +166,9 @@ class Test(Said):
     rule: Text | None = Field(None, description="the rule that must have decided")
     reason: Text | None = Field(None, description="the reason code that must be given")
     at: Moment | None = Field(None, description="judged as at this day (noon UTC) or time")
+    json_: dict[Text, JsonScalar] | None = Field(
+        None, alias="json", description="the body of the request, where a rule looks at it"
+    )
 
 
 class FiledTest(Test):
@@ -299,6 +318,9 @@ class ServiceEntry(Said):
     ports: Ports | None = None
     treatment: Treatment | None = None
     requests: Texts | None = None
+    json_: Json | None = Field(
+        None, alias="json", description="what the body must be: one JSON object with these keys and values"
+    )
     credential: Literal["never"] | None = Field(
         None, description="a profile's credential for the service does not go to these hosts"
     )

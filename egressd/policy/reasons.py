@@ -31,6 +31,7 @@ class Reason(StrEnum):
     QUERY_NOT_ALLOWED = "query_not_allowed"
     PATH_AMBIGUOUS = "path_ambiguous"
     BODY_NOT_ALLOWED = "body_not_allowed"
+    BODY_MISMATCH = "body_mismatch"
     TARGET_TOO_LONG = "target_too_long"
     UPGRADE_NOT_ALLOWED = "upgrade_not_allowed"
     # the floor
@@ -165,6 +166,10 @@ WORDS: dict[Reason, Words] = {
         "Send it without dot segments, double slashes, backslashes, semicolons or needless escapes.",
     ),
     Reason.BODY_NOT_ALLOWED: Words("a GET or HEAD request may not carry a body", _FIX),
+    Reason.BODY_MISMATCH: Words(
+        "the body is not the JSON that this rule asks for",
+        "Send one small JSON object in UTF-8, not compressed, with the values that the operator's rule names.",
+    ),
     Reason.TARGET_TOO_LONG: Words("the request target is longer than this rule allows", _FIX, 414),
     Reason.UPGRADE_NOT_ALLOWED: Words("this protocol upgrade is not allowed", _ASK),
     Reason.FLOOR_METADATA: Words(

@@ -6,6 +6,7 @@ expiry at midnight must not keep egressd from starting at night.
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from functools import lru_cache
 
 from egressd.policy import internal
 from egressd.policy.attempt import Attempt, Decision, DnsQuestion, RequestAttempt
+from egressd.policy.bodies import refuses
 from egressd.policy.compile import CompiledPolicy, compile_policy
 from egressd.policy.decide import decide
 from egressd.policy.model import FiledTest, Test
@@ -137,14 +139,29 @@ def _profiles(
 
 def _outcome(claim: _Claim, claims: Claims, policy: CompiledPolicy, name: str, now: float) -> Outcome:
     moment = claim.test.at.timestamp() if claim.test.at is not None else now
-    decision = judge(policy, claim.asked, moment)
+    decision = _with_body(claim, judge(policy, claim.asked, moment))
     failure = _failure(claim, decision)
     expired = False
     if failure is not None and claim.test.at is None:
-        expired = _failure(claim, judge(_without_expiry(policy), claim.asked, now)) is None
+        revived = _with_body(claim, judge(_without_expiry(policy), claim.asked, now))
+        expired = _failure(claim, revived) is None
     place = claims.document.place("tests", claim.index, claim.key)
     path = claims.document.path
     return Outcome(path, place, claim.asked, claim.key, name, decision, failure, expired, claims.group)
+
+
+def _with_body(claim: _Claim, decision: Decision) -> Decision:
+    """Judge the body that a test gives its request, where the rule that decides looks at bodies."""
+    entry = decision.entry
+    if decision.verdict == "deny" or entry is None or not entry.body:
+        return decision
+    body = claim.test.json_
+    if (
+        body is None
+        or refuses(entry.body, json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")) is not None
+    ):
+        return Decision("deny", Reason.BODY_MISMATCH, entry)
+    return decision
 
 
 def _parsed(index: int, test: Test, document: Document, ids: set[str], findings: Findings) -> _Claim | None:

@@ -12,6 +12,7 @@ from ipaddress import ip_address
 from typing import Literal
 
 from egressd.policy.attempt import Address, Decision, Name
+from egressd.policy.bodies import show
 from egressd.policy.compile import CompiledPolicy, Level, Rule, compile_policy
 from egressd.policy.decide import decide
 from egressd.policy.effective import EffectivePolicy
@@ -20,11 +21,12 @@ from egressd.rulefiles.sightings import Sightings
 from egressd.rulefiles.witnesses import SAMPLE, levels, witnesses
 
 type Kind = Literal[
-    "allowed", "asked", "denied", "inspected", "not inspected", "credential", "addresses", "terms"
+    "allowed", "asked", "denied", "inspected", "not inspected", "credential", "addresses", "body", "terms"
 ]
 
 KINDS: tuple[Kind, ...] = (
-    *("allowed", "asked", "denied", "not inspected", "inspected", "credential", "addresses", "terms"),
+    *("allowed", "asked", "denied", "not inspected", "inspected", "credential", "addresses", "body"),
+    "terms",
 )
 MOST_ROWS = 2000
 
@@ -91,6 +93,8 @@ def change_of(old: Decision, new: Decision) -> Kind | None:
         return "credential"
     if (mine.addresses if mine else ()) != (theirs.addresses if theirs else ()):
         return "addresses"
+    if (mine.body if mine else ()) != (theirs.body if theirs else ()):
+        return "body"
     return None
 
 
@@ -180,13 +184,15 @@ def _said(rule: Rule) -> tuple[object, ...]:
     entry = rule.entry
     texts = tuple(pattern.text for pattern in rule.patterns)
     reach = (rule.schemes, rule.ports, texts, entry.treatment, entry.addresses, rule.end)
-    return (entry.effect, entry.origin, *reach, entry.credential, entry.mode, entry.observe_until)
+    return (entry.effect, entry.origin, *reach, entry.body, entry.credential, entry.mode, entry.observe_until)
 
 
 def _told(decision: Decision, kind: Kind) -> str:
     entry = decision.entry
     if kind == "credential":
         return (entry.credential if entry is not None else None) or "none"
+    if kind == "body":
+        return f"json: {show(entry.body)}" if entry is not None and entry.body else "any body"
     if kind == "addresses":
         return ", ".join(entry.addresses) if entry is not None and entry.addresses else "any public one"
     if decision.verdict == "deny":

@@ -14,6 +14,7 @@ from typing import Literal
 from egressd.policy.effective import Effect, EffectiveEntry, EntryLimits, Scheme, Treatment
 from egressd.policy.model import AllowEntry, AskEntry, DenyEntry, Limits, PermittingEntry
 from egressd.policy.values import slug
+from egressd.rulefiles.bodies import check_json, conditions
 from egressd.rulefiles.document import Document, Step
 from egressd.rulefiles.hosts import read_pattern, shared_suffix
 from egressd.rulefiles.networks import is_public, read_network
@@ -29,8 +30,8 @@ EXFIL_SINKS = "exfil-sinks"
 _SELECTORS = ("hosts", "hosts_from", "service", "public_web")
 _PORTS: dict[Scheme, int] = {"https": 443, "http": 80}
 _NOT_WITH: dict[str, tuple[str, ...]] = {
-    "service": ("schemes", "ports", "treatment", "requests", "addresses"),
-    "public_web": ("schemes", "ports", "treatment", "requests", "credential", "addresses"),
+    "service": ("schemes", "ports", "treatment", "requests", "json", "addresses"),
+    "public_web": ("schemes", "ports", "treatment", "requests", "json", "credential", "addresses"),
 }
 _WHY_NOT = {
     "service": "the service itself says this; write the hosts out to differ from it",
@@ -89,7 +90,8 @@ class Reader:
     def _check_keys(self, entry: AnyEntry, where: tuple[Step, ...]) -> None:
         for selector, excluded in _NOT_WITH.items():
             for key in excluded:
-                if getattr(entry, selector, None) is not None and getattr(entry, key, None) is not None:
+                given = getattr(entry, "json_" if key == "json" else key, None)
+                if getattr(entry, selector, None) is not None and given is not None:
                     message = f"`{key}` beside `{selector}`"
                     self.note((*where, key), Code.NOT_TOGETHER, message, _WHY_NOT[selector], key=True)
         if entry.with_ is not None and entry.service is None:
@@ -118,6 +120,12 @@ class Reader:
                 )
         else:
             self._check_treatment(entry, where)
+            if (
+                entry.json_ is not None
+                and entry.service is None
+                and (entry.treatment or "inspect") == "inspect"
+            ):
+                check_json(entry.json_, entry.requests, self.document, where, self.findings)
             check_limits(entry.limits, self, (*where, "limits"))
 
     def _check_repeats(self, values: Iterable[str | int] | None, steps: tuple[Step, ...]) -> None:
@@ -134,8 +142,8 @@ class Reader:
 
     def _check_treatment(self, entry: PermittingEntry, where: tuple[Step, ...]) -> None:
         treatment = entry.treatment or "inspect"
-        for key in ("requests", "credential") if treatment != "inspect" else ():
-            if getattr(entry, key) is not None:
+        for key in ("requests", "json", "credential") if treatment != "inspect" else ():
+            if getattr(entry, "json_" if key == "json" else key) is not None:
                 message = f"`{key}` needs an inspected connection; this one is a {treatment}"
                 hint = f"remove `{key}`, or `treatment: {treatment}`"
                 self.note((*where, key), Code.NOT_INSPECTED, message, hint, key=True)
@@ -225,6 +233,7 @@ class Reader:
             "addresses": self._addresses(entry.addresses, where),
             "public_web": getattr(entry, "public_web", None) is not None,
             "requests": tuple(requests or ()),
+            "body": conditions(getattr(entry, "json_", None)),
             "via": entry.hosts_from,
         }
 
@@ -257,6 +266,7 @@ class Reader:
                 **_reach(part.schemes, part.ports, treatment, permits=permits),
                 "hosts": hosts,
                 "requests": reach.requests,
+                "body": conditions(part.json_) if permits else (),
                 "because": entry.because or part.because,
                 **({"credential": None} if part.credential == "never" else {}),
                 "via": reach.via,

@@ -17,6 +17,7 @@ from egressd.policy.attempt import (
     Name,
     RequestAttempt,
 )
+from egressd.policy.bodies import show
 from egressd.policy.compile import CompiledPolicy
 from egressd.policy.decide import Trial, trials
 from egressd.policy.effective import EffectiveEntry
@@ -85,6 +86,7 @@ class Explanation:
             "treatment": self.treatment,
             "rule": entry.id if entry else None,
             "place": entry.place if entry else None,
+            "body": {key: list(values) for key, values in entry.body} if entry and entry.body else None,
             "via": entry.via if entry else None,
             "tried": [
                 {
@@ -137,7 +139,8 @@ def _tried(policy: CompiledPolicy, attempt: Attempt, decision: Decision, now: fl
 def _told(trial: Trial, decision: Decision) -> Tried:
     entry = trial.entry
     if entry is decision.entry:
-        return Tried(entry, "decides", WORDS[decision.reason].says)
+        bodies = f", if its body is JSON with {show(entry.body)}" if entry.body else ""
+        return Tried(entry, "decides", WORDS[decision.reason].says + bodies)
     if trial.outcome == "expired":
         ended = f"expired on {entry.expires}" if entry.expires else f"observed until {entry.observe_until}"
         return Tried(entry, "expired", ended)

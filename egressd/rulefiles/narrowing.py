@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Network, IPv6Network, ip_network
 
 from egressd.policy.attempt import Name
+from egressd.policy.bodies import is_within, show
 from egressd.policy.compile import DEFAULT_PORTS, looks_registrable
 from egressd.policy.effective import EffectiveEntry, EntryLimits, Rate
 from egressd.policy.names import HostPattern, format_pattern
@@ -147,10 +148,12 @@ def _lacking(entry: EffectiveEntry, wide: list[EffectiveEntry], host: str) -> st
         readable = [one for one in on_lane if one.treatment == "inspect"]
         if len(readable) < len(on_lane):
             continue  # one of them does not look at requests at all
-        theirs = [pattern for one in readable for pattern in request_patterns(one)]
+        alike = [one for one in readable if is_within(entry.body, one.body)]
+        theirs = [pattern for one in alike for pattern in request_patterns(one)]
         for pattern in request_patterns(entry):
             if not any(request_covers(other, pattern) for other in theirs):
-                return f'"{pattern.text}" on {host}'
+                bodies = f" with `json: {show(entry.body)}`" if entry.body else ""
+                return f'"{pattern.text}"{bodies or " with any body" if len(alike) < len(readable) else ""} on {host}'
     return None
 
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from egressd.policy.bodies import show
 from egressd.policy.effective import EffectiveEntry, EffectivePolicy, Rate
 from egressd.policy.requests import DEFAULT_REQUESTS
 from egressd.rulefiles.narrowing import LIMITS
@@ -106,8 +107,7 @@ def _entry(entry: EffectiveEntry, origins: Origins) -> Iterator[Line]:
     if not requests and entry.effect != "deny" and entry.treatment == "inspect":
         requests = DEFAULT_REQUESTS
     yield from _items(entry, "requests", requests, origins)
-    if entry.credential is not None:
-        yield Line(f"credential: {entry.credential}", origins.of(entry, "credential"))
+    yield from _terms(entry, origins)
     limits = [(key, value) for key in LIMITS if (value := getattr(entry.limits, key)) is not None]
     if limits:
         yield Line("limits:", origins.of(entry, "limits"))
@@ -118,6 +118,13 @@ def _entry(entry: EffectiveEntry, origins: Origins) -> Iterator[Line]:
     yield from _items(entry, "approvers", entry.approvers, origins)
     if entry.because is not None:
         yield Line(f"because: {_scalar(entry.because)}", origins.of(entry, "because"))
+
+
+def _terms(entry: EffectiveEntry, origins: Origins) -> Iterator[Line]:
+    if entry.body:
+        yield Line(f"json: {show(entry.body)}", origins.of(entry, "json"))
+    if entry.credential is not None:
+        yield Line(f"credential: {entry.credential}", origins.of(entry, "credential"))
 
 
 def _mode(entry: EffectiveEntry, origins: Origins) -> Iterator[Line]:

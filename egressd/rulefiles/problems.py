@@ -58,6 +58,7 @@ class Code(StrEnum):
     ENTRY_SELECTOR = "entry_selector"
     NOT_TOGETHER = "not_together"
     DUPLICATE_ID = "duplicate_id"
+    JSON_CONDITION = "json_condition"
     DUPLICATE_ITEM = "duplicate_item"
     PORTS_REQUIRED = "ports_required"
     NOT_INSPECTED = "not_inspected"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from egressd.policy.model import Parameter, ServiceEntry, ServiceFile
 from egressd.policy.paths import BadPattern
 from egressd.policy.requests import parse_request_pattern
+from egressd.rulefiles.bodies import check_json
 from egressd.rulefiles.document import Document, Step
 from egressd.rulefiles.hosts import read_pattern
 from egressd.rulefiles.problems import Code, Findings, quoted
@@ -68,7 +69,7 @@ def check_service(service: Service, lists: Container[str], findings: Findings) -
     for name, parameter in parameters.items():
         _check_parameter(name, parameter, parameters, document, findings)
     for index, entry in enumerate(model.entries):
-        _check_entry(index, entry, document, findings)
+        _check_entry(index, entry, parameters, document, findings)
         if entry.hosts_from is not None and entry.hosts_from not in lists:
             at = document.place("entries", index, "hosts_from")
             hint = "lists are files in lists/, like lists/docs.txt"
@@ -148,7 +149,13 @@ def _check_parameter(
             )
 
 
-def _check_entry(index: int, entry: ServiceEntry, document: Document, findings: Findings) -> None:
+def _check_entry(
+    index: int,
+    entry: ServiceEntry,
+    parameters: Mapping[str, Parameter],
+    document: Document,
+    findings: Findings,
+) -> None:
     place = document.place("entries", index)
     if (entry.hosts is None) == (entry.hosts_from is None):
         findings.add(
@@ -161,6 +168,9 @@ def _check_entry(index: int, entry: ServiceEntry, document: Document, findings: 
         )
     if entry.treatment == "relay" and entry.ports is None:
         findings.add(document.path, place, Code.PORTS_REQUIRED, "`relay` needs `ports`")
+    if entry.json_ is not None:
+        requests = [sampled(text, parameters) for text in entry.requests or ()]
+        check_json(entry.json_, requests, document, ("entries", index), findings)
 
 
 def _check_text(

@@ -150,7 +150,7 @@ def _selection(rules: list[Rule]) -> tuple[object, ...]:
     parts = []
     for rule in rules:
         entry = rule.entry
-        reach = (entry.schemes, entry.ports, entry.treatment, frozenset(entry.requests))
+        reach = (entry.schemes, entry.ports, entry.treatment, frozenset(entry.requests), entry.body)
         parts.append(
             (entry.effect, entry.mode, frozenset(entry.hosts), entry.addresses, entry.public_web, *reach)
         )

@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 
 from mitmproxy import http
 
+from egressd.credentials.attach import Body, Refused
 from egressd.gate import access, internal
 from egressd.gate.connection import Connection
 from egressd.gate.inspector import credential, site, websocket
@@ -30,6 +31,7 @@ from egressd.gate.inspector.refusal import Refusal, prefers_json
 from egressd.gate.pages import Asked, Plea, Unanswered
 from egressd.gate.recorder import AuditUnavailable
 from egressd.policy.attempt import DENIED, ConnectionAttempt, Decision, RequestAttempt
+from egressd.policy.bodies import refuses_head
 from egressd.policy.decide import decide
 from egressd.policy.names import BadHost, parse_authority
 from egressd.policy.reasons import Reason
@@ -61,9 +63,14 @@ def exchange_of(flow: http.HTTPFlow) -> Exchange:
 class PolicyAddon:
     """The policy for the flows of one connection."""
 
-    def __init__(self, connection: Connection) -> None:
-        """`connection` says whose flows they are and where they may go."""
+    def __init__(self, connection: Connection, *, holds_bodies: bool = False) -> None:
+        """`connection` says whose flows they are and where they may go.
+
+        `holds_bodies` says that whoever carries them out holds a body back until it was looked into (`Outgoing`): where nobody
+        does, what a rule allows by its body is denied.
+        """
         self.connection = connection
+        self._holds_bodies = holds_bodies
 
     # hooks, named as mitmproxy names them
 
@@ -287,13 +294,26 @@ class PolicyAddon:
             return Decision(
                 "deny", Reason.SCHEME_NOT_ALLOWED, decision.entry
             ), f"treatment {decision.treatment}"
-        problem = credential.problem_of(exchange, decision, request, time.time())
+        problem = self._body_problem(decision, attempt, fields) or credential.problem_of(
+            exchange, decision, request, time.time()
+        )
         if problem is not None:
             return Decision("deny", problem.reason, decision.entry), problem.detail
         over = exchange.charge(decision.entry, _size(request, fields))
         if over is not None:
             return Decision("deny", over.reason, decision.entry), over.limit
         return decision, None
+
+    def _body_problem(
+        self, decision: Decision, attempt: RequestAttempt, fields: tuple[Field, ...]
+    ) -> Refused | None:
+        """Return why a request cannot have the body that its rule asks for; whether it has is seen when it is whole."""
+        if decision.entry is None or not decision.entry.body:
+            return None
+        why = refuses_head(fields, has_body=attempt.body)
+        if why is None and not self._holds_bodies:
+            why = "nobody here holds bodies back"
+        return Refused(Reason.BODY_MISMATCH, why) if why is not None else None
 
     async def _admit(self, flow: http.HTTPFlow, exchange: Exchange) -> None:
         """Get the credential, write the decision down, then let the request go: the order is the law."""
@@ -307,6 +327,12 @@ class PolicyAddon:
                 exchange.deny(Decision("deny", refused.reason, exchange.decision.entry), refused.detail)
             )
             return
+        if exchange.decision.entry is not None and exchange.decision.entry.body:
+            if exchange.body is Body.CHUNKS:
+                mismatch = Decision("deny", Reason.BODY_MISMATCH, exchange.decision.entry)
+                flow.response = as_response(exchange.deny(mismatch, "its chunks are signed one by one"))
+                return
+            exchange.body = Body.WHOLE
         if exchange.lease is not None and (changed := self._late(exchange)) is not None:
             flow.response = as_response(
                 exchange.deny(Decision("deny", changed), "while a lease was asked for")

@@ -56,7 +56,7 @@ class Engine:
     ) -> None:
         """Nothing is read before `run`. `opened` is the upstream of the first request, if one was dialled early."""
         self.connection = connection
-        self.addon = PolicyAddon(connection)
+        self.addon = PolicyAddon(connection, holds_bodies=True)
         self._life = Life()
         self._pace = Pace(self.go_on)
         self._conduit = Conduit(stream, self, self._pace)

@@ -23,6 +23,7 @@ from egressd.gate.pages import Page, Unanswered
 from egressd.gate.permission import Permission, Place, permit_place
 from egressd.journal.record import Record, clip, new_id, timestamp
 from egressd.policy.attempt import DENIED, Decision, RequestAttempt
+from egressd.policy.bodies import Conditions
 from egressd.policy.compile import CompiledPolicy
 from egressd.policy.decide import decide
 from egressd.policy.effective import EffectiveEntry
@@ -132,6 +133,8 @@ class Exchange:
         """
         if not decision.allowed or decision.treatment != "inspect":
             return False
+        if _bodies(decision) != _bodies(self.decision):
+            return False  # what is held back of it, or has passed, was to be another body
         wanted = decision.entry.credential if decision.entry is not None else None
         if self.lease is None or wanted is None:
             return self.lease is None and wanted is None
@@ -249,7 +252,9 @@ class Exchange:
         self.decided = True  # from here on it is on its way: an end that comes first must not decide again
         try:
             taken = f"its own keys were taken out: {', '.join(self.taken)}" if self.taken else None
-            await self.connection.services.recorder.commit(self.decision_record(taken))
+            body = "its body is still to be looked into" if _bodies(self.decision) else None
+            said = "; ".join(filter(None, (taken, body))) or None
+            await self.connection.services.recorder.commit(self.decision_record(said))
         except BaseException:
             self.decided = False
             raise
@@ -280,10 +285,20 @@ class Exchange:
         self.connection.services.recorder.put(record)
 
 
+def _bodies(decision: Decision) -> Conditions:
+    return decision.entry.body if decision.entry is not None else ()
+
+
 _ENDINGS = frozenset({Reason.COMPLETED, Reason.RULE, Reason.GRANT, Reason.OBSERVED, Reason.EXPLAINED})
 _DENIALS = frozenset(
     {Reason.SPECIAL_ADDRESS, Reason.ADDRESS_OUTSIDE_RULE, Reason.IP_LITERAL}
-    | {Reason.CREDENTIAL_NEEDS_TLS, Reason.PLACEHOLDER_LEAK, Reason.TOKEN_REQUEST, Reason.UNSIGNABLE}
+    | {
+        Reason.BODY_MISMATCH,
+        Reason.CREDENTIAL_NEEDS_TLS,
+        Reason.PLACEHOLDER_LEAK,
+        Reason.TOKEN_REQUEST,
+        Reason.UNSIGNABLE,
+    }
     | {reason for reason in Reason if reason.value.startswith("floor_")}
 )
 

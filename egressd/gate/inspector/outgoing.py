@@ -1,4 +1,4 @@
-"""What an admitted request becomes on its way out: its head sealed, its body watched, and kept or signed anew where need be."""
+"""What an admitted request becomes on its way out: its head sealed, its body watched, kept to be looked into or signed anew."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from egressd.credentials.sigv4 import Unsignable
 from egressd.credentials.sigv4_chunks import ChunkResigner
 from egressd.gate.inspector.credential import Sealed, seal
 from egressd.gate.inspector.exchange import Exchange
+from egressd.policy import bodies
 from egressd.policy.reasons import Reason
 
 WATCHED: Final = 64 * 1024
@@ -24,6 +25,7 @@ _LONGEST: Final = 512
 """Characters of the longest placeholder."""
 
 _UNSEALED: Final = Unsignable("its head is not made")
+UNJUDGED: Final = Refused(Reason.BODY_MISMATCH, "the body was not held back")
 LEAK: Final = Refused(Reason.PLACEHOLDER_LEAK, "the body")
 
 
@@ -64,6 +66,8 @@ class Outgoing:
         self._watch = Watch(exchange)
         self._whole = bytearray()
         self._chunks: ChunkResigner | None = None
+        entry = exchange.decision.entry
+        self._conditions = entry.body if entry is not None else ()
 
     def drop(self) -> None:
         """Let go of what was kept, which is not sent any more."""
@@ -96,7 +100,7 @@ class Outgoing:
         if self._watch.finds(data):
             return LEAK
         if self._exchange.body is Body.PASSES:
-            return data
+            return UNJUDGED if self._conditions else data
         self._hold(len(data))
         signed = self._signed(data)
         if isinstance(signed, Refused):
@@ -111,6 +115,8 @@ class Outgoing:
         if not self.waits:
             signed = self._chunks.feed(data) if self._chunks is not None else _UNSEALED
             return Refused(Reason.UNSIGNABLE, signed.detail) if isinstance(signed, Unsignable) else signed
+        if self._conditions and self.held > bodies.MOST:
+            return Refused(Reason.BODY_MISMATCH, f"the body is larger than {bodies.MOST // 1024} KiB")
         if self.held > attach.WHOLE_MOST:
             return Refused(Reason.UNSIGNABLE, f"a body of more than {attach.WHOLE_MOST} bytes")
         self._whole += data
@@ -126,9 +132,11 @@ class Outgoing:
             broken = self._chunks.finish() if self._chunks is not None else _UNSEALED
             return (None, b"") if broken is None else Refused(Reason.UNSIGNABLE, broken.detail)
         if not self.waits:
-            return None, b""
+            return UNJUDGED if self._conditions else (None, b"")
         payload, self._whole = bytes(self._whole), bytearray()
         self._hold(-len(payload))
+        if self._conditions and (why := bodies.refuses(self._conditions, payload)) is not None:
+            return Refused(Reason.BODY_MISMATCH, why)
         request.headers.pop("transfer-encoding", None)
         request.headers["content-length"] = str(len(payload))
         sealed = seal(self._exchange, request, payload)

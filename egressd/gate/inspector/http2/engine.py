@@ -65,7 +65,7 @@ class Http2Engine:
         )
         self._upstream: Link | None = None
         self._lanes = Lanes(connection, self._client, self, self)
-        addon, client = PolicyAddon(connection), client_of(connection, stream)
+        addon, client = PolicyAddon(connection, holds_bodies=True), client_of(connection, stream)
         ends = client, context_of(connection, client).server
         self._requests = requests = Requests(addon, ends, self._lanes, self._client, self)
         self._responses = responses = Responses(addon, self._lanes, self._client)
