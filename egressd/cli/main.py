@@ -92,6 +92,12 @@ def _log(app: typer.Typer) -> None:
     log.register(app)
 
 
+def _review(app: typer.Typer) -> None:
+    from egressd.cli import review
+
+    review.register(app)
+
+
 def _rollback(app: typer.Typer) -> None:
     from egressd.cli import rollback
 
@@ -188,6 +194,7 @@ VERBS: dict[str, Callable[[typer.Typer], None]] = {
     "doctor": _doctor,
     "log": _log,
     "report": _report,
+    "review": _review,
     "rollback": _rollback,
     "top": _top,
     "config": _config,

@@ -141,8 +141,8 @@ class Hostile:
 def main() -> None:
     """Be a worker whose page of attacks is open."""
     from egressd.gate import internal
-    from egressd.gate.pages import Plea
     from egressd.gate import worker as real
+    from egressd.gate.pages import Plea
 
     held: list[Hostile] = []
     init, answer = real.Worker.__init__, internal.answer
