@@ -90,6 +90,11 @@ def test_a_file_over_the_most_is_too_large(tmp_path: Path) -> None:
     assert [problem.code for problem in result] == [Code.TOO_LARGE]
 
 
+def test_the_lessons_are_numbered_without_a_gap() -> None:
+    assert [int(name.split("-")[0]) for name in LESSONS] == list(range(1, len(LESSONS) + 1))
+    assert len(LESSONS) > 60
+
+
 @pytest.mark.parametrize("name", LESSONS)
 def test_a_lesson_comes_out_as_written(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(GOLDEN / name)
