@@ -26,6 +26,7 @@ from egressd.control.config_file import (
     RecordSection,
     Section,
     ServeSection,
+    SinksSection,
     UpstreamSection,
 )
 from egressd.control.paths import Paths, default_paths
@@ -84,6 +85,7 @@ class Config:
     inspect: InspectSection
     limits: LimitsSection
     record: RecordSection
+    sinks: SinksSection
     explicit: ExplicitSection
     gateway: GatewaySection
     serve: ServeSection
@@ -227,7 +229,7 @@ def values(config: Config) -> Iterator[tuple[str, Any]]:
         yield key, str(value) if isinstance(value, Path) else value
 
 
-_DAEMONS_OWN = ("serve.", "explicit.", "gateway.", "record.")
+_DAEMONS_OWN = ("serve.", "explicit.", "gateway.", "record.", "sinks.")
 
 
 def comparable(config: Config) -> dict[str, Any]:
@@ -353,6 +355,7 @@ def _resolved(model: ConfigFile, read: Path | None, paths: Paths) -> Config:
         inspect=model.inspect,
         limits=model.limits,
         record=model.record,
+        sinks=model.sinks,
         explicit=model.explicit,
         gateway=model.gateway,
         serve=model.serve,

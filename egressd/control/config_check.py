@@ -8,6 +8,7 @@ from typing import Final
 from egressd.control.config_file import ApiSection, ConfigFile, ExplicitSection, ProxySection, ServeSection
 from egressd.gate.dns.servers import parse_upstream
 from egressd.gate.via import parse_proxy_url
+from egressd.journal.outlets import parse_address
 from egressd.rulefiles.problems import Code, Findings, Place, quoted
 from egressd.wiring.explicit import ExplicitSpec
 from egressd.wiring.gateway_rules import checked_interface
@@ -20,6 +21,7 @@ def check(model: ConfigFile, name: str, findings: Findings) -> None:
     _check_explicit(model, name, findings)
     _check_gateway(model.gateway.interfaces, name, findings)
     _check_serve(model.serve, model.explicit, name, findings)
+    _check_sinks(model, name, findings)
 
 
 def parse_listen(text: str) -> tuple[IPv4Address | IPv6Address, int]:
@@ -58,6 +60,17 @@ def _check_dns_upstream(text: str, name: str, findings: Findings) -> None:
         parse_upstream(text)
     except ValueError as error:
         findings.add(name, Place(), Code.BAD_VALUE, f"dns.upstream: {quoted(text)}: {error}")
+
+
+def _check_sinks(model: ConfigFile, name: str, findings: Findings) -> None:
+    address = model.sinks.syslog.address
+    if address:
+        try:
+            parse_address(address)
+        except ValueError as error:
+            findings.add(name, Place(), Code.BAD_VALUE, f"sinks.syslog.address: {quoted(address)}: {error}")
+    if model.sinks.stdout != "off" and model.journal == "-":
+        findings.add(name, Place(), Code.BAD_VALUE, "sinks.stdout: the journal itself is on standard output")
 
 
 def _check_proxy(proxy: ProxySection, name: str, findings: Findings) -> None:

@@ -134,6 +134,24 @@ class RecordSection(Section):
     on_full: Literal["deny", "drop-and-count"] = "deny"
 
 
+class SyslogSection(Section):
+    """A syslog daemon (RFC 5424): `unix:/dev/log`, `udp://HOST:PORT` or `tcp://HOST:PORT`; empty: none."""
+
+    address: str = Field(default="", max_length=300)
+    format: Literal["record", "ocsf"] = "record"
+
+
+class SinksSection(Section):
+    """Where records go besides the journal. A sink that is slow or away costs neither traffic nor the journal anything.
+
+    `otlp` goes where the standard OTEL_* variables say.
+    """
+
+    stdout: Literal["off", "record", "ocsf"] = "off"
+    syslog: SyslogSection = SyslogSection()
+    otlp: Literal["off", "logs", "spans", "both"] = "off"
+
+
 class GatewaySection(Section):
     """Interfaces of this host, bridges mostly, with nothing but sandboxes behind them."""
 
@@ -155,6 +173,7 @@ class ConfigFile(Section):
     inspect: InspectSection = InspectSection()
     limits: LimitsSection = LimitsSection()
     record: RecordSection = RecordSection()
+    sinks: SinksSection = SinksSection()
     explicit: ExplicitSection = ExplicitSection()
     gateway: GatewaySection = GatewaySection()
     serve: ServeSection = ServeSection()

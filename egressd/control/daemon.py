@@ -117,7 +117,7 @@ class Daemon:
             await health.start(config.serve.health)
         authority = load_or_create(config.ca, time.time())
         self._trust = build_trust(config.ca.trust, authority.trusted_pem)
-        keeper = Keeper(config)
+        keeper = Keeper(config, has_stdout=True)
         stack.push_async_callback(keeper.close)
         journal = self._journal = keeper.journal
         file = self._rules.credentials or _NO_CREDENTIALS

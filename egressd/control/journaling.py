@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from egressd.control.config import Config
+from egressd.control.config_file import SinksSection
+from egressd.control.sinks import open_feeds
 from egressd.control.voice import say
 from egressd.journal.heads import KeyUnusable, Signer
 from egressd.journal.writer import Journal
@@ -20,19 +22,26 @@ _COMPLAIN_AGAIN: Final = 60.0
 class Keeper:
     """Holds the journal open; `close` is the last thing that is done with it."""
 
-    def __init__(self, config: Config) -> None:
-        """Open the journal and begin to tend it, in the running loop; raises JournalUnavailable."""
+    def __init__(self, config: Config, *, has_stdout: bool) -> None:
+        """Open the journal and its sinks and begin to tend them, in the running loop; raises JournalUnavailable.
+
+        `has_stdout`: standard output is ours and not a command's.
+        """
         self.journal = Journal(config.journal, state=_state_of(config), terms=config.terms())
+        self.feeds = open_feeds(config.sinks, has_stdout=has_stdout) if config.sinks != SinksSection() else []
+        for feed in self.feeds:
+            self.journal.hear(feed.hear)
         self._dropped = 0
         self._complained = -_COMPLAIN_AGAIN
         self._tending = asyncio.get_running_loop().create_task(self._tend())
 
     async def close(self) -> None:
-        """Sign the last line and let go of the file."""
+        """Sign the last line, let go of the file, and let the sinks have what they still lack, for a few seconds."""
         self._tending.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._tending
         self.journal.close()
+        await asyncio.gather(*(asyncio.to_thread(feed.close) for feed in self.feeds))
 
     async def _tend(self) -> None:
         while True:

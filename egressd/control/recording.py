@@ -14,6 +14,7 @@ from typing import Any
 from egressd.control.reconciliation import Found, Kind
 from egressd.control.sandboxes import SandboxState
 from egressd.control.voice import say
+from egressd.journal.alerts import Alerts
 from egressd.journal.ledger import Ledger
 from egressd.journal.record import Event, Record, new_id
 from egressd.journal.writer import BadRecord, Journal
@@ -31,6 +32,7 @@ class Recording:
         self._ledgers: dict[str, Ledger] = {}
         self._found = Found()
         self._complained = 0.0
+        self._alerts = Alerts()
 
     @property
     def may_block(self) -> bool:
@@ -73,6 +75,7 @@ class Recording:
             self._found.feed(records)  # what the journal could not take it counts as lost itself
             if error is None:
                 self._ledgers.setdefault(worker, Ledger()).feed(records)
+                self.write(self._alerts.feed(records, time.time()))
         except Exception as failure:  # noqa: BLE001 -- what cannot be ended later may not begin
             error = failure
         if error is not None:

@@ -83,7 +83,7 @@ class Session:
         if self._keyring.used and (unlocked := keep_from_swap()) is not None:
             notes.append(unlocked)
         lending = self._keyring.begin()
-        keeper = Keeper(self._config)
+        keeper = Keeper(self._config, has_stdout=False)
         supervisor = Supervisor(
             settings,
             authority,

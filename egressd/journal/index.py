@@ -11,7 +11,7 @@ import datetime as dt
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -19,7 +19,7 @@ from egressd.journal.query import Query
 from egressd.journal.reader import LINE_LIMIT
 from egressd.journal.rotation import folder_of
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 _WORDS: Final = (
     "event",
     "layer",
@@ -36,6 +36,7 @@ _WORDS: Final = (
 _KINDS: Final = tuple(enumerate(_WORDS))
 _NUMBERS: Final = ("count", "bytes_up", "bytes_down")
 _COVERED: Final = frozenset(_WORDS) - {"address"} | {"since", "until", "label"}
+_TOTALLED: Final = frozenset({"sandbox", "label", "verdict"})
 _BATCH = 20_000
 _MOST_WORDS = 500_000
 """Words kept in memory while an index is made; a hostile sandbox can send millions of names, which then stand in it twice."""
@@ -46,7 +47,19 @@ _TABLES = f"""
 CREATE TABLE known (version INTEGER, device INTEGER, inode INTEGER, size INTEGER, last BLOB);
 CREATE TABLE word (id INTEGER PRIMARY KEY, kind INTEGER, text TEXT);
 CREATE TABLE line (at INTEGER PRIMARY KEY, time INTEGER, {", ".join(f"{name} INTEGER" for name in (*_WORDS, *_NUMBERS))});
+CREATE TABLE total (
+    sandbox INTEGER, labels INTEGER, host INTEGER, verdict INTEGER, event INTEGER,
+    attempts INTEGER, up INTEGER, down INTEGER, last INTEGER, PRIMARY KEY (sandbox, labels, host, verdict, event)
+) WITHOUT ROWID;
 """
+_MOST = 1 << 61
+"""What a sum stays at: a hostile record may say what it likes, and two of these still are a number to SQLite."""
+_SUM = f"""
+INSERT INTO total VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+    attempts = min(attempts + excluded.attempts, {_MOST}), up = min(up + excluded.up, {_MOST}),
+    down = min(down + excluded.down, {_MOST}), last = max(last, excluded.last)
+"""  # noqa: S608 -- a number of ours
+_MOST_SUMS = 200_000
 _INSERT = f"INSERT INTO line VALUES (?, ?{', ?' * len((*_WORDS, *_NUMBERS))})"  # noqa: S608 -- names of ours
 
 _NOTHING: tuple[int, int, int, int, bytes] = (0, 0, 0, 0, b"")
@@ -69,6 +82,7 @@ class Index:
         self._file = file
         self._words: dict[tuple[int, str], int] = {}
         self._next_word = 1
+        self._sums: dict[tuple[int, ...], list[int]] = {}
         self._size = 0
         try:
             self._open(place, advance)
@@ -102,17 +116,26 @@ class Index:
 
     def sums(self, query: Query) -> Iterator[tuple[str, str, str, str, int, int, int, float]]:
         """Yield (sandbox, labels, host, verdict, attempts, bytes up, bytes down, last time) of what is asked for, by host."""
-        where, values = self._with_ends(query)
-        rows = self._db.execute(
-            "SELECT sandbox, labels, host, verdict, sum(coalesce(count, 1)), sum(bytes_up), sum(bytes_down),"  # noqa: S608 -- of ids
-            f" max(time), event FROM line WHERE {where} GROUP BY sandbox, labels, host, verdict, event",
-            values,
-        )
-        names: dict[int | None, str] = {None: ""}
+        found: Iterable[tuple[Any, ...]]
+        if all(term.key in _TOTALLED for term in query.terms):
+            # kept as lines come; no time, no method and the like, but what is asked of a whole journal
+            where, values = self._with_ends(query)
+            rows: Iterator[tuple[Any, ...]] = self._db.execute(f"SELECT * FROM total WHERE {where}", values)  # noqa: S608 -- of ids
+            found = (
+                (s, la, h, v, n, up, down, last, event) for s, la, h, v, event, n, up, down, last in rows
+            )
+        else:
+            where, values = self._with_ends(query)
+            found = self._db.execute(
+                "SELECT sandbox, labels, host, verdict, total(coalesce(count, 1)), total(bytes_up), total(bytes_down),"  # noqa: S608
+                f" max(time), event FROM line WHERE {where} GROUP BY sandbox, labels, host, verdict, event",
+                values,
+            )
+        names: dict[int | None, str] = {None: "", 0: ""}
         names.update(self._db.execute("SELECT id, text FROM word"))
-        for sandbox, labels, host, verdict, attempts, up, down, last, event in rows:
+        for sandbox, labels, host, verdict, attempts, up, down, last, event in found:
             said = names[verdict] if names[event] == "decision" else ""
-            told = attempts if said else 0
+            told = int(attempts) if said else 0
             if names[event] in {"decision", "end"}:
                 yield (
                     names[sandbox],
@@ -120,8 +143,8 @@ class Index:
                     names[host],
                     said,
                     told,
-                    up or 0,
-                    down or 0,
+                    int(up),
+                    int(down),
                     (last or 0) / 1e6,
                 )
 
@@ -180,7 +203,7 @@ class Index:
                 ):
                     self._words[kind, text] = number
                 return int(size)
-        for name in ("known", "word", "line"):
+        for name in ("known", "word", "line", "total"):
             self._db.execute(f"DROP TABLE IF EXISTS {name}")
         self._db.executescript(_TABLES)
         return 0
@@ -204,12 +227,16 @@ class Index:
             at, last = at + len(raw), raw
             if row is not None:
                 batch.append(row)
+                self._add(row)
                 records += 1
             if len(batch) >= _BATCH:
                 self._db.executemany(_INSERT, batch)
                 batch.clear()
+                if len(self._sums) >= _MOST_SUMS:
+                    self._write_sums()
                 advance(at, records)
         self._db.executemany(_INSERT, batch)
+        self._write_sums()
         if at != self._size:
             status = os.fstat(self._file.fileno())
             self._db.execute("DELETE FROM known")
@@ -217,6 +244,22 @@ class Index:
             self._db.execute("INSERT INTO known VALUES (?, ?, ?, ?, ?)", known)
         self._db.execute("COMMIT")
         self._size = at
+
+    def _add(self, row: tuple[Any, ...]) -> None:
+        _, time, event, _, verdict, _, sandbox, _, host, _, _, labels, _, count, up, down = row
+        key = (sandbox or 0, labels or 0, host or 0, verdict or 0, event or 0)
+        one = self._sums.get(key)
+        if one is None:
+            one = self._sums[key] = [0, 0, 0, 0]
+        one[0] = min(one[0] + (1 if count is None else count), _MOST)
+        one[1] = min(one[1] + (up or 0), _MOST)
+        one[2] = min(one[2] + (down or 0), _MOST)
+        if time is not None and time > one[3]:
+            one[3] = time
+
+    def _write_sums(self) -> None:
+        self._db.executemany(_SUM, ((*key, *one) for key, one in self._sums.items()))
+        self._sums.clear()
 
     def _row(self, at: int, raw: bytes) -> tuple[Any, ...] | None:
         try:
@@ -266,4 +309,4 @@ def _microseconds(time: Any) -> int | None:
 def _number(value: Any) -> int | None:
     if value is None:
         return None
-    return value if type(value) is int and 0 <= value < 2**62 else None
+    return value if type(value) is int and 0 <= value <= _MOST else None

@@ -188,6 +188,20 @@ def test_sums_are_by_sandbox_and_registered_domain(tmp_path: Path, flags: list[s
     ]
 
 
+@pytest.mark.parametrize("flags", [[], ["--index"]], ids=["by reading", "by an index"])
+@pytest.mark.parametrize("words", [[], ["since:9d"]], ids=["of all", "of some"])
+def test_sums_of_what_no_wire_carries_are_no_error(
+    tmp_path: Path, flags: list[str], words: list[str]
+) -> None:
+    now = timestamp(time.time())
+    most = [ended(n, bytes_up=2**63 - 1, bytes_down=2**60, time=now) for n in range(20)]
+    assert rows(run(write(tmp_path / "j", *most), "--summary", *words, *flags))[1][:3] == [
+        "box",
+        "pypi.org",
+        "0",
+    ]
+
+
 # --- export
 
 
