@@ -6,6 +6,7 @@ expiry at midnight must not keep egressd from starting at night.
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -217,6 +218,13 @@ def _failure(claim: _Claim, decision: Decision) -> str | None:
 
 @lru_cache(maxsize=8)
 def _without_expiry(policy: CompiledPolicy) -> CompiledPolicy:
-    """Return the policy as it was while every rule of it was in force."""
-    entries = tuple(entry.model_copy(update={"expires": None}) for entry in policy.effective.entries)
-    return compile_policy(policy.effective.model_copy(update={"entries": entries}))
+    """Return the policy as it was while every rule of it was in force, and what observes observed."""
+    effective, never = policy.effective, dt.date.max
+    entries = tuple(
+        entry.model_copy(
+            update={"expires": None, "observe_until": never if entry.mode == "observe" else None}
+        )
+        for entry in effective.entries
+    )
+    until = never if effective.mode == "observe" else None
+    return compile_policy(effective.model_copy(update={"entries": entries, "observe_until": until}))

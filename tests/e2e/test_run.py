@@ -45,7 +45,8 @@ def test_a_profile_that_only_observes_starts_too_and_lets_an_unnamed_host_pass(s
     stand.profile.write_text(observing)
     ran = stand.run(sh("curl -sS -o page -w '%{http_code}' https://www.example.com/n"))
     assert (ran.stdout, ran.stderr) == ("200", "")
-    assert [r["would_deny"] for r in stand.attempts() if r["layer"] == "request"] == [True]
+    noted = [(r["would_deny"], r["would_reason"]) for r in stand.attempts() if r["layer"] == "request"]
+    assert noted == [(True, "not_allowed")]
 
 
 def test_output_passes_and_stdout_is_the_commands_alone(stand: Stand) -> None:

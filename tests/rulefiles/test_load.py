@@ -234,6 +234,23 @@ def test_observing_that_has_ended_loads_and_is_said() -> None:
     assert [warning.code for warning in rules.warnings] == [Code.EXPIRED]
 
 
+@pytest.mark.parametrize(
+    "profile",
+    [
+        "mode: observe\nobserve_until: 2026-12-01\n",
+        "allow:\n  - hosts: [a.example.com]\n    mode: observe\n    observe_until: 2026-12-01\n",
+        "allow:\n  - hosts: [a.example.com]\ndeny:\n  - {hosts: [a.example.com], mode: observe, observe_until: 2026-12-01}\n",
+    ],
+    ids=["a profile", "an allow", "a denial"],
+)
+def test_observing_that_ends_at_midnight_keeps_nobody_from_starting(profile: str) -> None:
+    profile += 'tests:\n  - {allow: "GET https://a.example.com/"}\n'
+    just_before = dt.datetime(2026, 12, 1, 23, 59, 59, tzinfo=dt.UTC).timestamp()
+    assert loaded_at(profile, just_before).warnings == ()
+    after = loaded_at(profile, just_before + 1)
+    assert {warning.code for warning in after.warnings} == {Code.EXPIRED, Code.TEST_EXPIRED}
+
+
 def test_accepting_a_risk_takes_a_reason() -> None:
     web = "allow:\n  - public_web: read\n    limits: {requests: 1/hour, new_hosts: 1/hour, upload: 1MB/day}\n"
     private = "  - hosts: [r.example.com]\n    addresses: [10.0.0.0/8]\n"
