@@ -35,29 +35,24 @@ from egressd.policy.attempt import (
     Name,
     RequestAttempt,
 )
-from egressd.policy.compile import DEFAULT_PORTS, CompiledPolicy, Level, Rule, networks_of
+from egressd.policy.compile import CompiledPolicy, Level, Rule, networks_of
 from egressd.policy.effective import EffectiveEntry
 from egressd.policy.grants import Held, find
+from egressd.policy.matching import (
+    NEAREST,
+    broken_law,
+    deny_miss,
+    lane_miss,
+    nearest,
+    rank,
+    request_miss,
+    spells,
+)
 from egressd.policy.names import is_name
 from egressd.policy.paths import Target
 from egressd.policy.reasons import Reason
-from egressd.policy.requests import is_carried
 
-MAX_TARGET = 8 * 1024
-MAX_WEB_TARGET = 2 * 1024
-
-# How near a rule came that did not cover the attempt: the nearest miss is what the client is told.
-_NEAREST = (
-    Reason.QUERY_NOT_ALLOWED,
-    Reason.METHOD_NOT_ALLOWED,
-    Reason.UPGRADE_NOT_ALLOWED,
-    Reason.PATH_NOT_ALLOWED,
-    Reason.SCHEME_NOT_ALLOWED,
-    Reason.PORT_NOT_ALLOWED,
-)
-
-
-_BY_DEFAULT = frozenset({Reason.NOT_ALLOWED, Reason.IP_LITERAL, *_NEAREST})
+_BY_DEFAULT = frozenset({Reason.NOT_ALLOWED, Reason.IP_LITERAL, *NEAREST})
 """What the default deny says; where no rule is named beside it."""
 
 
@@ -257,7 +252,7 @@ def _connection(bench: _Bench, scheme: str, port: int) -> Decision:
     if winner is None:
         found = _default(
             bench,
-            _nearest(_lane_miss(rule, scheme, port) for level in bench.levels for rule in level),
+            nearest(lane_miss(rule, scheme, port) for level in bench.levels for rule in level),
             scheme,
         )
         return _unless_granted(
@@ -289,15 +284,15 @@ def _request(bench: _Bench, attempt: RequestAttempt) -> Decision:
     elif carrier is not None or bench.observes:
         return Decision("deny", Reason.PATH_AMBIGUOUS)
     if carrier is not None and carrier.is_opaque:
-        decision, broken = _opaque(bench, carrier, scheme, port), _broken_law(attempt, carrier)
+        decision, broken = _opaque(bench, carrier, scheme, port), broken_law(attempt, carrier)
         return decision if broken is None else Decision("deny", broken, decision.entry)
     winner = _winner(bench, attempt, target) if readable else None
-    broken = _broken_law(attempt, winner)
-    if broken is None and attempt.doh and not _spells(winner, attempt, target):
+    broken = broken_law(attempt, winner)
+    if broken is None and attempt.doh and not spells(winner, attempt, target):
         broken = Reason.DOH
     if winner is None:
-        misses = (_request_miss(rule, attempt, target) for level in bench.levels for rule in level)
-        found = _default(bench, _nearest(misses), broken=broken)
+        misses = (request_miss(rule, attempt, target) for level in bench.levels for rule in level)
+        found = _default(bench, nearest(misses), broken=broken)
         return _unless_granted(found, bench.grant_of(attempt, target) if broken is None else None)
     if broken is not None:
         return Decision("deny", broken, winner.entry)
@@ -336,74 +331,15 @@ def _winner(bench: _Bench, attempt: RequestAttempt, target: Target) -> Rule | No
         best: tuple[int, bool, int] | None = None
         winner: Rule | None = None
         for rule in level:
-            rank = _rank(rule, attempt, target)
-            if rank is None:
+            place = rank(rule, attempt, target)
+            if place is None:
                 continue
-            standing = (rank, rule.entry.effect != "ask", rule.order)
+            standing = (place, rule.entry.effect != "ask", rule.order)
             if best is None or standing < best:
                 best, winner = standing, rule
         if winner is not None:
             return winner
     return None
-
-
-def _rank(rule: Rule, attempt: RequestAttempt, target: Target) -> int | None:
-    """The specificity of the rule's most specific pattern that covers the request, None when none does."""
-    if rule.is_opaque or not rule.covers(attempt.scheme, attempt.port):
-        return None
-    covering = [
-        pattern.path.rank
-        for pattern in rule.patterns
-        if pattern.refuses(attempt.method, attempt.upgrade, target) is None
-    ]
-    return min(covering, default=None)
-
-
-def _spells(winner: Rule | None, attempt: RequestAttempt, target: Target) -> bool:
-    """Whether a pattern of the rule that covers the request spells its whole path: its writer meant just this."""
-    return winner is not None and any(
-        pattern.path.rank == 0 and pattern.refuses(attempt.method, attempt.upgrade, target) is None
-        for pattern in winner.patterns
-    )
-
-
-def _broken_law(attempt: RequestAttempt, winner: Rule | None) -> Reason | None:
-    """What no rule can allow about a request, also in observe mode."""
-    if not is_carried(attempt.method):
-        return Reason.METHOD_NOT_ALLOWED
-    if attempt.upgrade not in (None, "websocket"):
-        return Reason.UPGRADE_NOT_ALLOWED
-    if attempt.method in ("GET", "HEAD"):
-        if attempt.body:
-            return Reason.BODY_NOT_ALLOWED
-        most = MAX_WEB_TARGET if winner is not None and winner.entry.public_web else MAX_TARGET
-        if len(attempt.target.encode("utf-8", "surrogatepass")) > most:
-            return Reason.TARGET_TOO_LONG
-    return None
-
-
-def _request_miss(rule: Rule, attempt: RequestAttempt, target: Target) -> Reason | None:
-    """Why the rule does not cover the request, None when it does."""
-    if not rule.covers(attempt.scheme, attempt.port):
-        return _lane_miss(rule, attempt.scheme, attempt.port)
-    if rule.is_opaque:
-        return None
-    misses = [pattern.refuses(attempt.method, attempt.upgrade, target) for pattern in rule.patterns]
-    return None if None in misses else _nearest(misses)
-
-
-def _lane_miss(rule: Rule, scheme: str, port: int) -> Reason | None:
-    if rule.covers(scheme, port):
-        return None
-    if rule.ports is not None and port in rule.ports:
-        return Reason.SCHEME_NOT_ALLOWED
-    usual = DEFAULT_PORTS.get(scheme) == port and scheme not in rule.schemes
-    return Reason.SCHEME_NOT_ALLOWED if usual else Reason.PORT_NOT_ALLOWED
-
-
-def _nearest(misses: Iterable[Reason | None]) -> Reason:
-    seen = set(misses)
-    return next((reason for reason in _NEAREST if reason in seen), Reason.NOT_ALLOWED)
 
 
 def _default(
@@ -451,23 +387,12 @@ def _trial(rule: Rule, attempt: Attempt, now: float) -> Trial:
         return Trial(rule.entry, "expired")
     why: Reason | None = None
     if isinstance(attempt, ConnectionAttempt):
-        why = _lane_miss(rule, attempt.scheme, attempt.port)
+        why = lane_miss(rule, attempt.scheme, attempt.port)
     elif isinstance(attempt, RequestAttempt):
         why = (
-            _deny_miss(rule, attempt)
-            if rule.is_deny
-            else _request_miss(rule, attempt, Target(attempt.target))
+            deny_miss(rule, attempt) if rule.is_deny else request_miss(rule, attempt, Target(attempt.target))
         )
     return Trial(rule.entry, "covers" if why is None else "misses", why)
-
-
-def _deny_miss(rule: Rule, attempt: RequestAttempt) -> Reason | None:
-    lane = _lane_miss(rule, attempt.scheme, attempt.port)
-    if lane is not None or not rule.patterns:
-        return lane
-    target = Target(attempt.target)
-    denies = any(pattern.denies(attempt.method, attempt.upgrade, target) for pattern in rule.patterns)
-    return None if denies else Reason.PATH_NOT_ALLOWED
 
 
 @lru_cache(maxsize=1024)
