@@ -54,7 +54,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
             f"egressd.cli.{name}",
             "egressd.lab",
         ): "probes are made in the lab, or anywhere at all they would be attacks"
-        for name in ("verify", "verify_ground", "verify_run", "verify_world")
+        for name in ("verify", "verify_ground", "verify_run", "verify_wired", "verify_world")
     },
     ("egressd.__main__", "egressd.cli"): "`python -m egressd` is the command line",
 }

@@ -16,7 +16,9 @@ COULD_NOT_RUN = 3
 _SECONDS = 60.0
 
 
-class _OverUnix(http.client.HTTPConnection):
+class OverUnix(http.client.HTTPConnection):
+    """A connection to a control socket."""
+
     def __init__(self, path: str) -> None:
         super().__init__("egressd", timeout=_SECONDS)
         self._path = path
@@ -55,7 +57,7 @@ def ask(method: str, path: str, body: dict[str, Any] | None = None) -> dict[str,
         place = given_config().control_socket
     except ConfigError as error:
         fail(str(error), BAD_INPUT)
-    connection = _OverUnix(str(place))
+    connection = OverUnix(str(place))
     try:
         content = json.dumps(body) if body is not None else None
         connection.request(method, path, content, {"Content-Type": "application/json"} if content else {})

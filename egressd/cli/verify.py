@@ -40,6 +40,10 @@ def verify(
             metavar="ADDRESS", help="Try this address of the real network, and no lab; may come again."
         ),
     ] = None,
+    wiring: Annotated[
+        str,
+        typer.Option(help="namespace, attached (to a container that runs), gateway, explicit or sidecar."),
+    ] = "namespace",
     env: Annotated[list[str] | None, typer.Option(help="As for run: N or N=V.")] = None,
     bind: Annotated[list[str] | None, typer.Option(help="As for run: PATH[:ro].")] = None,
     socket: Annotated[
@@ -67,11 +71,31 @@ def verify(
             targets=tuple(str(ipaddress.ip_address(each)) for each in target or ()),
             without=without,
             ready_timeout=seconds(ready_timeout),
+            wiring=wiring,
         )
+        _check(options)
         config = _config(ca_dir)
     except (ValueError, ConfigError) as error:
         raise typer.Exit(_complain(error, BAD_INPUT)) from None
     raise typer.Exit(_carry_out(config, options, as_json=as_json, junit=junit))
+
+
+def _check(options: Options) -> None:
+    """Raise ValueError for what does not go together."""
+    from egressd.cli.verify_wirings import WIRINGS
+
+    if options.wiring not in WIRINGS:
+        raise ValueError(f"there is no wiring {options.wiring!r}\nhint: one of {', '.join(WIRINGS)}")
+    of_run = (
+        options.env,
+        options.binds,
+        options.sockets,
+        options.uid is not None,
+        options.targets,
+        options.without,
+    )
+    if options.wiring != "namespace" and any(of_run):
+        raise ValueError("--env, --bind, --socket, --uid and --target are for the wiring namespace alone")
 
 
 def _config(ca_dir: Path | None) -> Config:

@@ -26,7 +26,11 @@ _PACKAGES = str(Path(egressd.__file__).resolve().parents[1])
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the caller asks for. `without` puts the probes where there is no egressd; `stand` is for tests."""
+    """What the caller asks for. `without` puts the probes where there is no egressd.
+
+    For tests: `stand`; `container`, what runs a command in a container {name} whose network is at {network}; `harm`, what is run
+    where egressd stands when all is up, {holder} being a process in the container's network; and `only`, the probes to be made.
+    """
 
     profile: str
     env: tuple[str, ...] = ()
@@ -36,6 +40,10 @@ class Options:
     targets: tuple[str, ...] = ()
     without: bool = False
     ready_timeout: float = 10.0
+    wiring: str = "namespace"
+    container: tuple[str, ...] = ()
+    harm: tuple[tuple[str, ...], ...] = ()
+    only: frozenset[str] = frozenset()
     stand: tuple[str, ...] = field(default=(sys.executable, "-P", "-m", "egressd.cli.verify_stand"))
 
 
@@ -89,6 +97,11 @@ class Ground:
         self._parts.close()
 
     @property
+    def packages(self) -> str:
+        """Where egressd's code is imported from."""
+        return _PACKAGES
+
+    @property
     def journal(self) -> Path:
         """Where the sandbox's records are."""
         return self.directory / "sandbox/journal.jsonl"
@@ -104,8 +117,24 @@ class Ground:
             return self._without("inside", self.workspace)
         return self._sandbox("sandbox", self.workspace, "inside")
 
-    def neighbour(self) -> Inside:
-        """Start another sandbox in which somebody listens."""
+    def told(self) -> dict[str, Any]:
+        """Return what of the scene is otherwise here."""
+        return {}
+
+    def stands(self, made: Inside) -> int:
+        """Return the process that egressd's own are below."""
+        return made.process.pid
+
+    def identity(self) -> str:
+        """Return the id of the sandbox with the probes in it, where others are in the same journal."""
+        return ""
+
+    def differences(self) -> list[str] | None:
+        """Return how the packet rules in force differ from those wanted; None where nobody can read them from here."""
+        return None
+
+    def neighbour(self) -> Inside | None:
+        """Start another sandbox in which somebody listens, where there can be one."""
         workspace = Path(tempfile.mkdtemp(prefix="egressd-verify-"))
         self._parts.callback(shutil.rmtree, workspace, ignore_errors=True)
         workspace.chmod(0o755)
@@ -121,8 +150,10 @@ class Ground:
         process = self._start(command, "witness", place=place, privileged=True, cwd="/")
         return self._ask(self._inside(process, "witness", "neighbour"), sockets)
 
-    def stranger(self, made: Inside) -> Stranger:
-        """Return what a neighbour or a witness says of itself, once it is there. Raises BrokeOff."""
+    def stranger(self, made: Inside | None) -> Stranger:
+        """Return what a neighbour or a witness says of itself, once it is there; nobody says nothing. Raises BrokeOff."""
+        if made is None:
+            return Stranger([], [], [], 0, [])
         return Stranger.of(made.hear(_READY))
 
     def naive_proxy(self) -> None:

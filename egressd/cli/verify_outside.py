@@ -35,7 +35,11 @@ class OutsideProbe(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What the outside half knows when the probes inside are done. `command` is the sandboxed program's pid, or None."""
+    """What the outside half knows when the probes inside are done. `command` is the sandboxed program's pid, or None.
+
+    `sandbox` is its id where others are in the same journal, `layers` of which attempts must be there; `differences` are those of
+    the packet rules in force from those wanted.
+    """
 
     config: Config
     stand: int
@@ -49,6 +53,9 @@ class View:
     now: float
     evil_is_allowed: bool
     without: bool
+    sandbox: str = ""
+    layers: frozenset[str] = frozenset({"dns", "connection", "packet"})
+    differences: list[str] | None = None
 
 
 HOST_FILES = OutsideProbe(
@@ -79,7 +86,14 @@ NOTHING_LEFT = OutsideProbe(
     "what a client sees can be wrong; a packet on the wire cannot",
     "nothing left but the question and the connection of the rules' own allowed request",
 )
-PROBES = (HOST_FILES, HOST_IDENTITY, RECORDS, NOTHING_LEFT)
+WIRING_RULES = OutsideProbe(
+    "wiring-rules",
+    "outside",
+    "Read the packet rules that hold the boundary back once the probes are done, and hold them against what they should be.",
+    "a rule that is missing may matter to nobody today, and to everybody tomorrow",
+    "every rule is in force, and none of anybody else's stands before them",
+)
+PROBES = (HOST_FILES, HOST_IDENTITY, RECORDS, WIRING_RULES, NOTHING_LEFT)
 
 
 def host_files(view: View) -> Outcome:
@@ -187,7 +201,8 @@ def _egressd_uids(view: View) -> set[int]:
 
 
 def _namespace_guests(view: View) -> Iterator[str]:
-    for kind in ("user", "pid"):
+    # A container may share the host's user namespace; egressd's own sandboxes never do.
+    for kind in ("pid",) if view.sandbox else ("user", "pid"):
         try:
             theirs = os.readlink(f"/proc/{view.command}/ns/{kind}")
         except OSError:
@@ -205,7 +220,7 @@ def records(view: View) -> Outcome:
     """Judge the journal: nothing allowed but the rules' own, and something of every kind of attempt."""
     if view.without:
         return untried("there is no journal")
-    decisions = [record for record in _read(view.journal) if record.get("event") == "decision"]
+    decisions = [record for record in _read(view.journal, view.sandbox) if record.get("event") == "decision"]
     if not decisions:
         return opened("there is no record of any attempt")
     allowed = sorted({
@@ -214,7 +229,7 @@ def records(view: View) -> Outcome:
         if record.get("verdict") == "allow" and not _is_expected(record, view)
     })  # fmt: skip
     layers = {record.get("layer") for record in decisions if record.get("verdict") != "allow"}
-    missing = sorted({"dns", "connection", "packet"} - layers) if not allowed else []
+    missing = sorted(view.layers - layers) if not allowed else []
     found = [f"allowed: {each}" for each in allowed] + [
         f"nothing recorded of the layer {each}" for each in missing
     ]
@@ -233,7 +248,7 @@ def _is_expected(record: dict[str, Any], view: View) -> bool:
     return asked and is_allowed(view.policy, host, view.now)
 
 
-def _read(journal: Path) -> Iterator[dict[str, Any]]:
+def _read(journal: Path, sandbox: str) -> Iterator[dict[str, Any]]:
     try:
         lines = journal.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -244,10 +259,20 @@ def _read(journal: Path) -> Iterator[dict[str, Any]]:
             record = json.loads(line)
         except ValueError:
             continue
+        if sandbox and record.get("sandbox") != sandbox:
+            continue
         # What was tried before, control tried itself to prove the start.
         ready = ready or (record.get("event") == "sandbox" and record.get("detail") == "ready")
         if ready:
             yield record
 
 
-MADE = {HOST_FILES: host_files, HOST_IDENTITY: host_identity, RECORDS: records}
+def wiring_rules(view: View) -> Outcome:
+    """Judge the packet rules in force."""
+    if view.differences is None:
+        return untried("this wiring has none")
+    found = view.differences
+    return opened(f"{len(found)} differences: {listed(found)}") if found else held("all as they should be")
+
+
+MADE = {HOST_FILES: host_files, HOST_IDENTITY: host_identity, RECORDS: records, WIRING_RULES: wiring_rules}

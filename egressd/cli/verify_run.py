@@ -22,6 +22,8 @@ from egressd.cli.verify_ground import Ground, Options, Stranger, descendants
 from egressd.cli.verify_inside import BrokeOff, Inside
 from egressd.cli.verify_scene import allowed_request, edges, is_allowed, wildcard_suffix
 from egressd.cli.verify_table import VerifyTable
+from egressd.cli.verify_wired import WiredGround
+from egressd.cli.verify_wirings import layers_of, outside_of, probes_of
 from egressd.cli.verify_world import (
     EVIL,
     RESOLVERS,
@@ -45,7 +47,6 @@ from egressd.verify.probe import (
     Outcome,
     Probe,
     broke_off,
-    in_order,
     opened,
     safe,
 )
@@ -110,7 +111,8 @@ class Verification:
             self._table.say(
                 "building a small internet" if not self._options.targets else "starting a sandbox"
             )
-            with Ground(self._config, self._options, self._nonce, workspace) as ground:
+            kind = Ground if self._options.wiring == "namespace" else WiredGround
+            with kind(self._config, self._options, self._nonce, workspace) as ground:
                 self._verify(ground)
         return self._document()
 
@@ -131,7 +133,8 @@ class Verification:
         world = World(ground.lab, self._allowed, self._wild, self._edges) if ground.lab else None
         self._table.say("starting a sandbox, and another beside it")
         made = ground.sandbox()
-        beside, host = ground.neighbour(), ground.witness()
+        beside = ground.neighbour() if not self._options.only else None
+        host = ground.witness()
         ready = made.hear(_NO_ROOM)
         neighbour, witness = ground.stranger(beside), ground.stranger(host)
         if self._options.without:
@@ -181,7 +184,7 @@ class Verification:
             "authority": _fingerprint(self._config, ground),
         }
         paths = self._paths(ground)
-        return told | {"paths": paths, "folders": _identities(paths)}
+        return told | {"paths": paths, "folders": _identities(paths)} | ground.told()
 
     def _paths(self, ground: Ground) -> dict[str, list[str]]:
         config = self._config
@@ -211,7 +214,8 @@ class Verification:
     # the probes
 
     def _make_probes(self, made: Inside, world: World | None) -> None:
-        probes = in_order()
+        only = self._options.only
+        probes = [probe for probe in probes_of(self._options.wiring) if not only or probe.name in only]
         if world is not None:
             world.seen()  # what left while everything started is nobody's but the last row's
         gone = ""
@@ -236,7 +240,7 @@ class Verification:
         uid = outside.host_uid(command) if command is not None else None
         view_ = outside.View(
             config=self._config,
-            stand=made.process.pid,
+            stand=ground.stands(made),
             command=command,
             euid=os.geteuid(),
             sandbox_uid=uid,
@@ -247,9 +251,13 @@ class Verification:
             now=time.time(),
             evil_is_allowed=self._evil_is_allowed,
             without=self._options.without,
+            sandbox=ground.identity(),
+            layers=layers_of(self._options.wiring, names=self._config.dns.answers == "self"),
+            differences=ground.differences(),
         )
-        for probe, attempt in outside.MADE.items():
-            self._add(probe, attempt(view_), 0.0)
+        for probe in outside_of(self._options.wiring):
+            if not self._options.only or probe.name in self._options.only:
+                self._add(probe, outside.MADE[probe](view_), 0.0)
 
     def _add_left(self, world: World) -> None:
         """What left altogether, with what came after the last probe."""
@@ -299,6 +307,7 @@ class Verification:
         return {
             "schema": 1,
             "profile": self._options.profile,
+            "wiring": self._options.wiring,
             "policy": self._policy.digest,
             "targets": list(self._options.targets) or "lab",
             "probes": self._rows,

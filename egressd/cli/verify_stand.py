@@ -19,6 +19,9 @@ from pydantic import BaseModel
 
 from egressd.control.ca import CaPaths
 from egressd.control.config import STDOUT, Config
+from egressd.control.config_file import ApiSection, ExplicitSection, GatewaySection
+from egressd.control.daemon import Daemon
+from egressd.control.notify import Notifier
 from egressd.control.session import Session
 from egressd.control.surroundings import Request
 
@@ -32,7 +35,8 @@ class Standing:
     """How to stand: this installation's configuration (see `described`), a session's request, and what is replaced.
 
     `dns` and `ca_bundle` are the lab's, None outside of it. `directory` takes what a run leaves behind: the journal, and a
-    certificate authority where the installation has none yet.
+    certificate authority where the installation has none yet. With a `wiring` it is a daemon that stands, which offers that one,
+    `at` an interface (gateway) or an address (explicit).
     """
 
     config: dict[str, Any]
@@ -40,6 +44,8 @@ class Standing:
     directory: str
     dns: str | None = None
     ca_bundle: str | None = None
+    wiring: str = ""
+    at: str = ""
 
     def as_json(self) -> str:
         """Return what `main` reads."""
@@ -96,21 +102,49 @@ def stood(config: Config, standing: Standing) -> Stood:
             dns=config.dns.model_copy(update={"upstream": standing.dns}),
             upstream=config.upstream.model_copy(update={"ca_bundle": standing.ca_bundle}),
         )
-    return replace(
+    made = replace(
         made,
         journal=own / "journal.jsonl",
         control_socket=own / "control.sock",
-        ca=config.ca if config.ca.key.exists() else CaPaths.at(own / "ca"),
+        state_dir=own / "state",
+        ca=_authority(config, standing, own),
     )
+    return _served(made, standing, own) if standing.wiring else made
+
+
+def _authority(config: Config, standing: Standing, own: Path) -> CaPaths:
+    """The installation's own where it has one, and where who stands may read it."""
+    if standing.wiring != "sidecar" and config.ca.key.exists():
+        return config.ca
+    return CaPaths.at(own / "ca")
+
+
+def _served(config: Stood, standing: Standing, own: Path) -> Stood:
+    """Return the same for a daemon of its own beside the installation's, if there is one."""
+    explicit = config.explicit.model_copy(update={"addresses": [standing.at], "host": None, "hops": []})
+    if config.dns.answers == "self":  # so that names are tried, too
+        explicit = explicit.model_copy(update={"dns": 53, "direct_80": 80, "direct_443": 443})
+    gateway = config.gateway.model_copy(update={"interfaces": [standing.at]})
+    made = replace(
+        config,
+        serve=config.serve.model_copy(update={"health": "", "workers": 1, "api": ApiSection()}),
+        explicit=explicit if standing.wiring == "explicit" else ExplicitSection(),
+        gateway=gateway if standing.wiring == "gateway" else GatewaySection(),
+    )
+    if standing.wiring == "sidecar":  # whose uid reads copies: the installation's own are root's
+        made = replace(made, rules=own / "rules", credentials=own / "credentials.yaml")
+    return made
 
 
 def main(path: str) -> int:
     """Run the sandbox to its end and return the command's exit status, 125 when egressd failed itself."""
     standing = Standing(**json.loads(Path(path).read_text(encoding="utf-8")))
-    request = Request(**standing.request | {"workspace": Path(standing.request["workspace"])})
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:
         config = stood(installed(standing.config), standing)
+        if standing.wiring:
+            return asyncio.run(Daemon(config, environ, Notifier({})).run())
+        request = Request(**standing.request | {"workspace": Path(standing.request["workspace"])})
         return asyncio.run(Session(request, config, environ).run())
     except Exception as error:  # noqa: BLE001 - the top of a call: what it was is said in one line, as `egressd run` says it
         cause = error

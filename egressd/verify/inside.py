@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-from egressd.verify import doors, environment, files, names, network, ports, power, processes, strangers
+from egressd.verify import doors, environment, files, names, network, ports, power, processes, strangers, wire
 from egressd.verify.probe import PROBES, UNTRIED, VERDICTS, Outcome, broke_off, safe
 from egressd.verify.scene import Scene
 
@@ -84,6 +84,7 @@ def main() -> None:
     """Serve standard input: first the scene, then names, to its end."""
     say({"ready": os.getpid(), "python": sys.version.split()[0], "uid": os.getuid()})
     scene = Scene(json.loads(sys.stdin.readline()))
+    wire.WAY.lead(scene)
     for line in sys.stdin:
         began = time.monotonic()
         outcome = made(line.strip(), scene)

@@ -34,7 +34,7 @@ def allowed_request(scene: Scene) -> Outcome:
     if allowed is None:
         return untried(_NOTHING_ALLOWED)
     try:
-        with socket.create_connection((allowed.name, allowed.port), wire.SECONDS) as raw:
+        with _connection(scene, allowed) as raw:
             if allowed.scheme == "https":
                 context = ssl.create_default_context()
                 with context.wrap_socket(raw, server_hostname=allowed.name) as sock:
@@ -49,6 +49,17 @@ def allowed_request(scene: Scene) -> Outcome:
 
 
 _FAILED = "a request that the rules allow does not work"
+
+
+def _connection(scene: Scene, allowed: Allowed) -> socket.socket:
+    """As any program makes one: by the name, or by the proxy where names resolve to nothing here."""
+    if scene.resolver or scene.proxy is None or allowed.scheme != "https":
+        return socket.create_connection((allowed.name, allowed.port), wire.SECONDS)
+    raw = socket.create_connection(scene.proxy[:2], wire.SECONDS)
+    raw.settimeout(wire.SECONDS)
+    raw.sendall(wire.connect(allowed.name, allowed.port))
+    raw.recv(4096)
+    return raw
 
 
 def _ask(sock: socket.socket, allowed: Allowed) -> bytes:
@@ -77,8 +88,7 @@ def denied_name(scene: Scene) -> Outcome:
         data = wire.request(name, f"/{scene.nonce}")
         talks = [wire.tcp(address, 80, data) for address in answer.addresses]
         talks += [wire.tls(address, 443, name, data) for address in answer.addresses]
-        talks += [wire.tcp(*wire.PROXY, wire.request(name, f"http://{name}/"))]
-        talks += [wire.tls(*wire.PROXY, name, data, first=wire.connect(name, 443))]
+        talks += [wire.get_by_proxy(name, f"http://{name}/"), wire.tls_by_proxy(name, 443, name, data)]
         for talk in talks:
             through = wire.got_through(talk, scene.own_ends)
             yield through and f"{name}: {through}"
@@ -100,7 +110,7 @@ def metadata_names(scene: Scene) -> Outcome:
         for name in scene.metadata_names:
             through = foreign(wire.dns(scene.resolver, name))
             if through is None:
-                talk = wire.tcp(*wire.PROXY, wire.request(name, f"http://{name}/latest/meta-data/"))
+                talk = wire.get_by_proxy(name, f"http://{name}/latest/meta-data/")
                 through = wire.got_through(talk, scene.own_ends)
             yield through and f"{name}: {through}"
 
@@ -170,7 +180,7 @@ def rule_edges(scene: Scene) -> Outcome:
             through = foreign(wire.dns(scene.resolver, edge.name))
             if through is None:
                 data = wire.request(edge.name, f"/{scene.nonce}")
-                talk = wire.tls(*wire.PROXY, edge.name, data, first=wire.connect(edge.name, 443))
+                talk = wire.tls_by_proxy(edge.name, 443, edge.name, data)
                 through = wire.got_through(talk, scene.own_ends)
             yield through and f"{edge.name} ({edge.what}): {through}"
 
@@ -189,13 +199,12 @@ def mismatched_sni(scene: Scene) -> Outcome:
         return untried(_NOTHING_ALLOWED if scene.evil else _LAB_ONLY)
     wrong = f"sni.{scene.nonce}.{scene.evil}"
     data = wire.request(wrong, f"/{scene.nonce}")
-    connect = wire.connect(allowed.name, allowed.port)
 
     def tries() -> Iterator[str | None]:
         for address in wire.dns(scene.resolver, allowed.name).addresses:
             through = wire.got_through(wire.tls(address, allowed.port, wrong, data), scene.own_ends)
             yield through and f"{wrong} at {allowed.name}: {through}"
-        through = wire.got_through(wire.tls(*wire.PROXY, wrong, data, first=connect), scene.own_ends)
+        through = wire.got_through(wire.tls_by_proxy(allowed.name, allowed.port, wrong, data), scene.own_ends)
         yield through and f"{wrong} in a CONNECT for {allowed.name}: {through}"
 
     return judged(tries(), "handshakes, all refused")
@@ -228,6 +237,11 @@ def mismatched_host(scene: Scene) -> Outcome:
                 yield through and f"{wrong} at {allowed.name}: {through}"
             both = right.replace(b"Connection: close\r\n", b"") + requests[0]
             yield _second(_say(allowed, address, both), wrong)
+        if allowed.scheme == "https":
+            for data in requests:
+                talk = wire.tls_by_proxy(allowed.name, allowed.port, allowed.name, data)
+                through = wire.got_through(talk, scene.own_ends)
+                yield through and f"{wrong} in a CONNECT for {allowed.name}: {through}"
 
     return judged(tries(), "requests, all refused")
 

@@ -60,7 +60,8 @@ def routes(scene: Scene) -> Outcome:
                     yield None
                     continue
                 local = wire.plain_address(sock.getsockname()[0])
-            yield None if local in scene.own_ends else f"{address} is reached from {local}"
+            held = local in scene.own_ends and not scene.routeless
+            yield None if held else f"{address} is reached from {local}"
 
     return judged(tries(), "destinations, all by the loopback")
 
@@ -296,7 +297,8 @@ def _by_protocol(scene: Scene, address: str, name: str, kind: int, protocol: int
             local = wire.plain_address(sock.getsockname()[0])
             sock.send(wire.request(address))
             if kind != socket.SOCK_STREAM:
-                return f"{name} to {address}: sent, and not refused"
+                sent = wire.unanswered()
+                return sent and f"{name} to {address}: {sent}"
             # A protocol that falls back to TCP is met by egressd as any TCP is.
             through = wire.got_through(wire.Talk(local, sock.recv(4096), ""), scene.own_ends)
             return through and f"{name} to {address}: {through}"
@@ -324,7 +326,8 @@ def multicast(scene: Scene) -> Outcome:
                 except OSError:
                     yield None
                 else:
-                    yield f"{address} port {port}: sent, and not refused"
+                    sent = wire.unanswered()
+                    yield sent and f"{address} port {port}: {sent}"
 
     return judged(tries(), "datagrams, all refused")
 
@@ -375,5 +378,5 @@ def foreign(answer: wire.DnsAnswer) -> str | None:
     """What of an answer about a name that no rule allows is not egressd's: any record but one of its own addresses."""
     if any(kind not in (1, 28) for kind, _ in answer.records):
         return "records of the name itself"
-    strange = [each for each in answer.addresses if not each.startswith(("198.18.", "198.19."))]
+    strange = [each for each in answer.addresses if not each.startswith(wire.WAY.own_answers)]
     return f"the address {strange[0]}" if strange else None

@@ -160,7 +160,7 @@ def _socket(name: str, family: int, kind: int, protocol: int) -> str | None:
     why="who may change devices, routes and marks makes a way round the rules",
     held="nothing of the network could be changed",
 )
-def network_administration(_scene: Scene) -> Outcome:
+def network_administration(scene: Scene) -> Outcome:
     """Set the loopback's MTU to what it is, mark a socket, make one transparent, open the packet filter's netlink."""
 
     def mtu() -> None:
@@ -180,8 +180,11 @@ def network_administration(_scene: Scene) -> Outcome:
         "setting a device's MTU": mtu,
         "SO_MARK": option(socket.SOL_SOCKET, _SO_MARK),
         "IP_TRANSPARENT": option(socket.SOL_IP, _IP_TRANSPARENT),
-        "the packet filter's netlink": lambda: socket.socket(16, socket.SOCK_RAW, 12).close(),
     }
+    if (
+        scene.wiring == "namespace"
+    ):  # a container's maker may let it be opened: nothing can be done by it without power
+        ways["the packet filter's netlink"] = lambda: socket.socket(16, socket.SOCK_RAW, 12).close()
     return judged((_allowed(name, way) for name, way in ways.items()), "ways, all refused")
 
 

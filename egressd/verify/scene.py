@@ -43,6 +43,14 @@ class Scene:
         self.host_addresses = _texts(told, "host_addresses")
         self.own_ends = _texts(told, "own_ends")
         self.only_targets = bool(told.get("only_targets"))
+        # the wiring: what this network can be expected to be
+        self.wiring = str(told.get("wiring", "namespace"))
+        proxy = told.get("proxy", ["127.0.0.1", 3128, ""])
+        self.proxy = (str(proxy[0]), int(proxy[1]), str(proxy[2])) if proxy else None
+        self.own_answers = tuple(_texts(told, "own_answers")) or ("198.18.", "198.19.")
+        self.quiet = bool(told.get("quiet"))
+        self.routeless = bool(told.get("routeless"))
+        self.neighbour_addresses = _texts(told, "neighbour_addresses") or self.own_ends
         # names
         self.resolver = str(told.get("resolver", ""))
         self.evil = str(told.get("evil", ""))

@@ -57,7 +57,9 @@ def neighbour_services(scene: Scene) -> Outcome:
     """Connect to a listener in another sandbox, on its loopback and on its fixed addresses, directly and by the proxy."""
     if not any(scene.neighbour_ports):
         return untried("there is no second sandbox")
-    return judged(_reach(scene, scene.own_ends, scene.neighbour_ports), "tries, none of which reached it")
+    return judged(
+        _reach(scene, scene.neighbour_addresses, scene.neighbour_ports), "tries, none of which reached it"
+    )
 
 
 def _reach(scene: Scene, addresses: list[str], ports: list[int]) -> Iterator[str | None]:

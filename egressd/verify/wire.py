@@ -10,9 +10,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from egressd.verify.probe import word
+from egressd.verify.scene import Scene
 
 PROXY = ("127.0.0.1", 3128)
 SECONDS = 2.0
+_SENT = "sent, and not refused"
 _READ = 8192
 _PROXIED_SECONDS = 1.0
 _CONNECT_SECONDS = 0.7
@@ -21,6 +23,27 @@ _ALERT = 0x15
 """The first byte of a TLS alert, which is all that egressd says where it cannot say more (RFC 8446, 5.1)."""
 
 _REFUSAL = re.compile(rb"egressd: |x-egressd-reason:", re.IGNORECASE)
+
+
+class Way:
+    """How this network leads to egressd.
+
+    `proxy` is its own proxy, with what it wants as `Proxy-Authorization`; None where there is none. `own_answers` are what the
+    addresses that egressd's DNS gives begin with. In a `quiet` network what is refused may be told by nobody: there the capture
+    outside alone shows what left.
+    """
+
+    def __init__(self) -> None:
+        self.proxy: tuple[str, int, str] | None = (*PROXY, "")
+        self.own_answers: tuple[str, ...] = ("198.18.", "198.19.")
+        self.quiet = False
+
+    def lead(self, scene: Scene) -> None:
+        """Take it from the scene."""
+        self.proxy, self.own_answers, self.quiet = scene.proxy, scene.own_answers, scene.quiet
+
+
+WAY = Way()
 
 
 class Talk(NamedTuple):
@@ -75,7 +98,26 @@ def tls(
 
 def connect(host: str, port: int) -> bytes:
     """A CONNECT request for a host as it is to be spelled."""
-    return f"CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode("latin-1")
+    return f"CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n{_identity()}\r\n".encode("latin-1")
+
+
+def _identity() -> str:
+    """Who we are to egressd's own proxy, as a field of a request."""
+    return f"Proxy-Authorization: {WAY.proxy[2]}\r\n" if WAY.proxy is not None and WAY.proxy[2] else ""
+
+
+def get_by_proxy(host: str, url: str, seconds: float = SECONDS) -> Talk:
+    """Ask egressd's own proxy for an absolute target."""
+    if WAY.proxy is None:
+        return Talk("", b"", "no proxy")
+    return tcp(*WAY.proxy[:2], request(host, url, more=_identity()), seconds)
+
+
+def tls_by_proxy(host: str, port: int, name: str | None, data: bytes, seconds: float = SECONDS) -> Talk:
+    """Speak TLS for `name` in a CONNECT to a host."""
+    if WAY.proxy is None:
+        return Talk("", b"", "no proxy")
+    return tls(*WAY.proxy[:2], name, data, first=connect(host, port), seconds=seconds)
 
 
 def is_established(answer: bytes) -> bool:
@@ -85,12 +127,13 @@ def is_established(answer: bytes) -> bool:
 
 def by_proxy(host: str, port: int, data: bytes) -> Iterator[Talk]:
     """Ask egressd's own proxy for a host: by a GET of an absolute target, then `data` in a CONNECT, in clear and by TLS."""
-    yield tcp(*PROXY, request(host, f"http://{host}:{port}/"), _PROXIED_SECONDS)
-    opening = connect(host, port)
-    clear = tcp(*PROXY, opening + data, _PROXIED_SECONDS)
+    if WAY.proxy is None:
+        return
+    yield get_by_proxy(host, f"http://{host}:{port}/", _PROXIED_SECONDS)
+    clear = tcp(*WAY.proxy[:2], connect(host, port) + data, _PROXIED_SECONDS)
     head, _, rest = clear.received.partition(b"\r\n\r\n")
     yield clear._replace(received=rest) if is_established(head) else clear
-    yield tls(*PROXY, None, data, first=opening, seconds=_PROXIED_SECONDS)
+    yield tls_by_proxy(host, port, None, data, _PROXIED_SECONDS)
 
 
 def _converse(sock: socket.socket, local: str, data: bytes) -> Talk:
@@ -148,12 +191,17 @@ def udp(address: str, port: int, data: bytes, seconds: float = 0.3) -> str | Non
             sock.send(data)
             answer = sock.recv(_READ)
         except socket.timeout:  # noqa: UP041 - before Python 3.10 it was no TimeoutError
-            return "sent, and not refused"
+            return unanswered()
         except ConnectionRefusedError:
             return "sent as far as a closed port"
         except OSError:
             return None
     return f"answered with {len(answer)} bytes"
+
+
+def unanswered() -> str | None:
+    """What it means that something was sent and nobody said anything."""
+    return None if WAY.quiet else _SENT
 
 
 class DnsAnswer(NamedTuple):
@@ -185,6 +233,8 @@ def dns(
     server: str, name: str, kind: int = 1, *, over: str = "udp", port: int = 53, seconds: float = SECONDS
 ) -> DnsAnswer:
     """Ask one question (RFC 1035, section 4); `kind` is the record type's number."""
+    if not server:
+        return DnsAnswer(-1, (), "no resolver")
     query = question(name, kind)
     kinds = {"udp": socket.SOCK_DGRAM, "tcp": socket.SOCK_STREAM}
     try:
@@ -259,7 +309,7 @@ def echo(address: str, data: bytes, kind: int, seconds: float = 0.5) -> str | No
             sock.send(header + data)
             answer = sock.recv(_READ)
         except socket.timeout:  # noqa: UP041 - before Python 3.10 it was no TimeoutError
-            return "sent, and not refused"
+            return unanswered()
         except OSError:
             return None
     return f"answered with {len(answer)} bytes"

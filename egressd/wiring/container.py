@@ -45,6 +45,7 @@ class Container:
         self._group = nflog_group
         self._before: dict[str, Any] | None = None
         self._devices: frozenset[str] = frozenset()
+        self._suspects: frozenset[int] = frozenset()
         self._halted = False
         self._ending = asyncio.Lock()
         self._ended: asyncio.Future[int] | None = None
@@ -111,8 +112,13 @@ class Container:
         if not self.target.lives():
             return "the container has ended"
         members = census.get(self.place, [])
-        if (held := occupants.powerful(self.target.net, members)) is not None:
-            return f"somebody came in who may change the network: {held}"
+        held = occupants.powerful(self.target.net, members)
+        stay = [pid for pid in held if pid in self._suspects]
+        if stay:
+            return f"somebody came in who may change the network: {held[stay[0]]}"
+        self._suspects = frozenset(
+            held
+        )  # an engine's own process is powerful for a moment, when it starts another command
         for pid in members:
             with contextlib.suppress(OSError):  # it has ended; the next one tells
                 more = (occupants.devices(pid) - self._devices) | (occupants.routed(pid) - {"lo"})

@@ -7,7 +7,7 @@ holds in a user namespace of its own, below, is power over nothing here (user_na
 import fcntl
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from egressd.wiring.errors import WiringError
@@ -66,17 +66,18 @@ def census() -> dict[Place, list[int]]:
     return found
 
 
-def powerful(net: int, members: Iterator[int] | list[int]) -> str | None:
-    """Say which of these processes has power over the namespace that is open as `net`; None where none has."""
+def powerful(net: int, members: Iterable[int]) -> dict[int, str]:
+    """Which of these processes have power over the namespace that is open as `net`, and what each holds, in words."""
     owner = _owner(net)
+    found = {}
     for pid in members:
         for where, fields in _statuses(pid):
             if held := _held(fields):
-                if _is_below(pid, owner):
-                    break
-                name = fields.get("Name", "?").encode("ascii", "replace").decode()
-                return f"process {where} ({name}) holds {', '.join(held)}"
-    return None
+                if not _is_below(pid, owner):
+                    name = fields.get("Name", "?").encode("ascii", "replace").decode()
+                    found[pid] = f"process {where} ({name}) holds {', '.join(held)}"
+                break
+    return found
 
 
 def devices(pid: int) -> frozenset[str]:

@@ -87,8 +87,9 @@ def unfit(target: Target) -> str | None:
     Raises WiringError where that cannot be seen.
     """
     members = occupants.census().get(target.place, [])
-    held = occupants.powerful(target.net, members)
-    return f"{held}; start the container without (cap-drop ALL)" if held else None
+    for held in occupants.powerful(target.net, members).values():
+        return f"{held}; start the container without (cap-drop ALL)"
+    return None
 
 
 def _by_process(pid: int) -> Target:

@@ -21,12 +21,11 @@ from xml.etree import ElementTree
 import pytest
 
 from egressd.cli.verify_ground import Options
-from egressd.cli.verify_outside import PROBES as OUTSIDE
 from egressd.cli.verify_run import Verification
 from egressd.cli.verify_table import VerifyTable
+from egressd.cli.verify_wirings import names_of
 from egressd.control.config import load_config
 from egressd.lab import Lab, clean_env
-from egressd.verify.probe import in_order
 from tests.e2e.test_demo import sessions
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
@@ -79,7 +78,7 @@ PRIVATE = (
     "conf/state",
     "conf/control.sock",
 )
-NAMES = [*(probe.name for probe in in_order()), *(probe.name for probe in OUTSIDE)]
+NAMES = names_of("namespace")
 
 
 @dataclass
@@ -161,7 +160,14 @@ class Installation:
 def install(top: Path, owner: int) -> Installation:
     made = Installation(top / "home", top / "work", owner)
     conf = made.workspace / "conf"
-    for folder in (made.home / ".ssh", made.workspace, conf / "ca", conf / "state", top / "tmp"):
+    for folder in (
+        made.home / ".ssh",
+        made.workspace,
+        conf / "ca",
+        conf / "state",
+        conf / "journal.jsonl.d",
+        top / "tmp",
+    ):
         folder.mkdir(parents=True)
     shutil.copytree(ROOT / "rules", conf / "rules")
     until = dt.datetime.now(dt.UTC).date() + dt.timedelta(days=20)

@@ -11,6 +11,7 @@ from typing import Any
 
 from egressd.cli import verify_stand
 from egressd.control import surroundings
+from egressd.control.gateway import GatewayWiring
 from egressd.wiring import launch, seccomp
 from egressd.wiring.namespace import Namespace
 
@@ -99,9 +100,18 @@ def leak() -> None:
     Namespace.launch = run  # type: ignore[method-assign]
 
 
+def blind() -> None:
+    """The daemon does not see that rules of its gateway are gone, and puts none back."""
+
+    async def look(self: GatewayWiring) -> list[str]:
+        return []
+
+    GatewayWiring.look = look  # type: ignore[method-assign]  # the mutation
+
+
 MUTATIONS = {
     each.__name__.replace("_", "-"): each
-    for each in (no_masks, no_filter, shared_namespaces, powerful, no_rules, another_device, leak)
+    for each in (no_masks, no_filter, shared_namespaces, powerful, no_rules, another_device, leak, blind)
 }
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ def test_the_answer_to_a_connect_is_what_comes_behind_the_yes(
 
         thread = threading.Thread(target=serve)
         thread.start()
-        monkeypatch.setattr(wire, "PROXY", server.getsockname())
+        monkeypatch.setattr(wire.WAY, "proxy", (*server.getsockname(), ""))
         talks = wire.by_proxy("a.example", 80, b"data")
         next(talks)
         assert next(talks).received == secure
