@@ -81,7 +81,7 @@ def admit(fields: Mapping[str, Any], sandboxes: Collection[str] | None, now: flo
         raise BadRecord(f"unknown field {clip(min(map(str, unknown)), 64)!r}")
     if fields.get("schema", SCHEMA) != SCHEMA or fields.get("seq") is not None:
         raise BadRecord("schema and seq are control's to say")
-    if any(name in fields for name in _CHAINED):
+    if "prev" in fields or "signature" in fields:
         raise BadRecord("what stands before a line is the chain's to say")
     admitted: dict[str, Any] = {"time": _time(fields.get("time"), now), "schema": SCHEMA, "seq": None}
     for name, value in fields.items():

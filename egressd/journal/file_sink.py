@@ -61,11 +61,13 @@ class FileSink:
     def turn(self) -> Iterator[Standing]:
         """Hold the file's lock for one write and yield what stands in it."""
         try:
-            self._lock()
+            size = self._lock()
         except OSError as error:
             raise unavailable(self._path, error) from error
         try:
-            self._look()
+            if size != self._size:
+                self._last, self._rest = read_end(self._fd, size)
+                self._size = size
             yield Standing(self._last, self._known, self._rest)
         except OSError as error:
             raise unavailable(self._path, error) from error
@@ -154,7 +156,8 @@ class FileSink:
         self._last, self._rest = BEGINNING, NOTHING
         self._born = None
 
-    def _lock(self) -> None:
+    def _lock(self) -> int:
+        """Lock the file to go on in; returns its size."""
         for _ in range(_LOCK_TRIES):
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -164,8 +167,9 @@ class FileSink:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
                 time.sleep(_LOCK_PAUSE)
                 continue
-            if self._is_current():
-                return
+            status = os.fstat(self._fd)
+            if self._is_current(status):
+                return status.st_size
             self._unlock()
             fresh = open_target(self._path, os.O_RDWR)
             os.close(self._fd)
@@ -177,9 +181,9 @@ class FileSink:
             self._tip.unlock()
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
-    def _is_current(self) -> bool:
+    def _is_current(self, here: os.stat_result) -> bool:
         """Say whether this is the file to go on in: not one that was removed, nor one that another run has rotated."""
-        if not os.fstat(self._fd).st_nlink:
+        if not here.st_nlink:
             return False  # what we wrote on would vanish with the descriptor
         if self._tip is None:
             return True
@@ -192,12 +196,4 @@ class FileSink:
             there = os.stat(self._path, follow_symlinks=False)
         except FileNotFoundError:
             return True
-        here = os.fstat(self._fd)
         return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
-
-    def _look(self) -> None:
-        size = os.fstat(self._fd).st_size
-        if size == self._size:
-            return
-        self._last, self._rest = read_end(self._fd, size)
-        self._size = size

@@ -6,6 +6,8 @@ import copy
 import itertools
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 from egressd.journal.chain import BEGINNING, GENESIS, Link, digest
 from egressd.journal.heads import key_id, public_key_path, read_public_key
 from egressd.journal.record import Record
+from egressd.journal.rotation import rotated_files
 from egressd.journal.tip import parse, tip_path
 from egressd.journal.verification import Kind, Outcome, Verification
 from egressd.journal.writer import Journal
@@ -263,6 +266,58 @@ def test_a_stream_may_begin_anew_and_a_file_may_not(tmp_path: Path) -> None:
     outcome = walk.end()
     assert outcome.is_sound
     assert len(outcome.notes) == 1
+
+
+WRITING_PROGRAM = """
+import sys
+from pathlib import Path
+from egressd.journal.record import Record
+from egressd.journal.rotation import rotated_files
+from egressd.journal.rotation import Terms
+from egressd.journal.writer import Journal
+journal = Journal(sys.argv[1], state=Path(sys.argv[2]), terms=Terms(max_size=int(sys.argv[3])))
+record = Record(event="end", sandbox="box", attempt_id="a", root_id="a", layer="dns", reason="completed")
+print("begun", flush=True)
+for _ in range(int(sys.argv[4])):
+    journal.append([record.as_dict()] * 3)
+journal.close()
+"""
+
+
+def start(written: Written, size: int, batches: int) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-c", WRITING_PROGRAM, written.path, written.state, str(size), str(batches)]
+    return subprocess.Popen(list(map(str, argv)), stdout=subprocess.PIPE)
+
+
+def test_processes_that_are_killed_while_they_write_leave_a_sound_chain(tmp_path: Path) -> None:
+    written = Written(tmp_path, 5)
+    for _ in range(3):
+        with start(written, 0, 1_000_000) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            size = written.path.stat().st_size
+            while written.path.stat().st_size < size + 20_000:
+                assert process.poll() is None
+            process.kill()
+    journal = Journal(written.path, state=written.state)
+    journal.append([a_record("after")])
+    journal.close()
+    outcome = written.verify(written.path.read_bytes().splitlines())
+    assert outcome.is_sound, outcome.findings
+    assert outcome.signed_to == outcome.last.seq
+
+
+def test_processes_that_share_and_rotate_a_journal_make_one_chain(tmp_path: Path) -> None:
+    written = Written(tmp_path, 5)
+    processes = [start(written, 20_000, 60) for _ in range(2)]
+    for process in processes:
+        with process:
+            assert process.wait(60) == 0
+    files = [*rotated_files(written.path), written.path]
+    assert len(files) > 2
+    outcome = written.verify([line for file in files for line in file.read_bytes().splitlines()])
+    assert outcome.is_sound, outcome.findings
+    assert not outcome.notes
 
 
 # --- all of them
