@@ -67,7 +67,7 @@ class Sums:
     def feed(self, fields: Mapping[str, Any]) -> None:
         """Add a record: a decision counts as an attempt, an end has the bytes."""
         event = fields.get("event")
-        if event not in {"decision", "end"}:
+        if event not in ("decision", "end"):
             return
         host = fields.get("host") or fields.get("host_raw") or fields.get("address")
         labels = fields.get("labels")

@@ -48,7 +48,7 @@ class Window:
         if (
             at is not None
             and now - at <= self.seconds
-            and line.fields.get("event") in {"decision", "end", "alert"}
+            and line.fields.get("event") in ("decision", "end", "alert")
         ):
             self._seen.append(Seen(at, line.fields))
 
@@ -114,7 +114,7 @@ def picture(records: list[dict[str, Any]], window: float, size: tuple[int, int])
             count = fields.get("count")
             verdicts[str(fields.get("verdict"))] += count if type(count) is int else 1
             sandboxes.add(str(fields.get("sandbox")))
-        if fields.get("verdict") in {"deny", "ask"} and fields.get("event") in {"decision", "alert"}:
+        if fields.get("verdict") in ("deny", "ask") and fields.get("event") in ("decision", "alert"):
             latest.append(fields)
     total = sum(verdicts.values())
     share = f"{100 * (verdicts['deny'] + verdicts['ask']) / total:.1f} %" if total else "0 %"

@@ -41,9 +41,9 @@ REDACTED: Final = "REDACTED"
 def event_of(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the event of a record; fields that say nothing are left out."""
     event, layer = fields.get("event"), fields.get("layer")
-    if event in {"alert", "lost", "journal"}:
+    if event in ("alert", "lost", "journal"):
         return _base(fields, _FINDING, 1) | _finding(fields)
-    if event not in {"decision", "end"}:
+    if event not in ("decision", "end"):
         return _base(fields, _CONFIG, 1) | {
             "device": {"type_id": _OTHER, "type": "sandbox", "uid": _sandbox(fields)}
         }
@@ -143,8 +143,8 @@ def _unmapped(fields: Mapping[str, Any]) -> dict[str, Any]:
         "alert",
     )
     found = {name: fields[name] for name in names if fields.get(name) is not None}
-    if "method" in fields and fields["method"] not in _METHODS:
-        found["method"] = fields["method"]
+    if (method := _text(fields, "method")) and method not in _METHODS:
+        found["method"] = method
     return found
 
 
@@ -178,7 +178,7 @@ def _http(fields: Mapping[str, Any]) -> dict[str, Any]:
         "port": fields.get("port"),
         "scheme": fields.get("scheme"),
     }
-    status, method = fields.get("status"), fields.get("method")
+    status, method = fields.get("status"), _text(fields, "method")
     return _set(
         {
             "http_request": _set({"http_method": method if method in _METHODS else None, "url": _set(url)}),
@@ -209,7 +209,7 @@ def _course(fields: Mapping[str, Any]) -> int:
 def _severity(fields: Mapping[str, Any]) -> int:
     if fields.get("event") == "alert":
         return _HIGH
-    if fields.get("event") == "lost" or fields.get("verdict") in {"deny", "ask"}:
+    if fields.get("event") == "lost" or fields.get("verdict") in ("deny", "ask"):
         return _MEDIUM
     return _LOW if fields.get("would_deny") is True else _INFORMATIONAL
 
@@ -218,7 +218,7 @@ def _status(fields: Mapping[str, Any], class_uid: int, action: int) -> int | Non
     if class_uid == _FINDING:  # there it is how far somebody has looked at it: New
         return 1
     if action == _UNKNOWN:
-        return 1 if fields.get("reason") in {None, "completed"} else _UNKNOWN
+        return 1 if fields.get("reason") in (None, "completed") else _UNKNOWN
     return action
 
 

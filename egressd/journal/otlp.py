@@ -36,8 +36,8 @@ _METHODS: Final = frozenset(
 )
 _OPEN_LIMIT: Final = 20_000
 """Decisions that are kept for the spans of their ends."""
-_LASTING = frozenset({"connection", "request"})
-_WELL = frozenset({None, "completed", "client_closed"})
+_LASTING = ("connection", "request")
+_WELL = (None, "completed", "client_closed")
 _OF_DECISIONS = ("verdict", "rule", "place", "would_deny", "path", "query", "grant", "credential", "alpn")
 
 
@@ -126,7 +126,7 @@ class OtlpOutlet:
         from opentelemetry.trace.status import Status, StatusCode
 
         event = fields.get("event")
-        if event not in {"decision", "end"} or (event == "decision" and _will_end(fields)):
+        if event not in ("decision", "end") or (event == "decision" and _will_end(fields)):
             return None
         ids = ids_of(fields)
         if not ids.sampled:
@@ -242,7 +242,7 @@ _OWN: Final = (
 def error_of(fields: Mapping[str, Any]) -> str:
     """Return what `error.type` says: the reason of a denial or of a bad end, or the status of a bad answer; empty: nothing."""
     reason, status = fields.get("reason"), fields.get("status")
-    if fields.get("event") == "decision" and fields.get("verdict") in {"deny", "ask"}:
+    if fields.get("event") == "decision" and fields.get("verdict") in ("deny", "ask"):
         return str(reason)
     if fields.get("event") == "end" and reason not in _WELL:
         return str(reason)
@@ -256,7 +256,7 @@ def _will_end(fields: Mapping[str, Any]) -> bool:
 def _severity(fields: Mapping[str, Any]) -> str:
     if fields.get("event") == "alert":
         return "ERROR"
-    bad = fields.get("event") in {"lost", "journal"} or fields.get("verdict") in {"deny", "ask"}
+    bad = fields.get("event") in ("lost", "journal") or fields.get("verdict") in ("deny", "ask")
     return "WARN" if bad else "INFO"
 
 

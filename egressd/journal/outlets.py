@@ -137,9 +137,9 @@ class SyslogOutlet:
 def _severity(fields: Fields) -> int:
     if fields.get("event") == "alert":
         return _ALERT
-    if fields.get("event") in {"lost", "journal"} or fields.get("verdict") in {"deny", "ask"}:
+    if fields.get("event") in ("lost", "journal") or fields.get("verdict") in ("deny", "ask"):
         return _WARNING
-    return _NOTICE if fields.get("event") in {"policy", "approval"} else _INFO
+    return _NOTICE if fields.get("event") in ("policy", "approval") else _INFO
 
 
 def _plain(value: Any) -> str:

@@ -23,6 +23,7 @@ from typer.testing import CliRunner, Result
 
 from egressd.cli import log, log_source, top
 from egressd.cli.folding import folded
+from egressd.cli.log_summary import Sums
 from egressd.cli.top import picture
 from egressd.journal.query import Query
 from egressd.journal.reader import Line
@@ -98,6 +99,19 @@ def test_an_attempt_and_its_end_are_one_row(tmp_path: Path) -> None:
     assert len(rows(run(file, "--each"))) == 5
 
 
+def test_a_refused_attempt_is_one_row_whether_or_not_it_has_an_end(tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "j",
+        allowed(1, verdict="deny", status=403),
+        ended(1, status=403),
+        allowed(2, verdict="deny"),
+    )
+    assert [row[3:5] for row in rows(run(file))[1:]] == [
+        ["deny", "GET https://pypi.org/1"],
+        ["deny", "GET https://pypi.org/2"],
+    ]
+
+
 def test_an_end_comes_with_its_decision_where_a_term_asks_for_what_ends_do_not_say(tmp_path: Path) -> None:
     file = write(tmp_path / "j", allowed(1), ended(1), allowed(2, verdict="deny"), ended(3))
     assert [row[4] for row in rows(run(file, "verdict:allow"))[1:]] == [
@@ -123,6 +137,22 @@ def test_what_never_ends_holds_up_no_more_than_a_bound() -> None:
     endless = Endless()
     assert next(folded(endless, Query()))["attempt_id"] == "a1"
     assert endless.seen < 30_000
+
+
+NAMES = st.sampled_from(["event", "attempt_id", "verdict", "layer", "reason", "status", "host", "labels"])
+TEXTS = st.sampled_from(["decision", "end", "allow", "request", "a", "b"])
+
+
+@given(
+    st.lists(st.dictionaries(NAMES, TEXTS | st.none() | st.lists(st.text(max_size=1)) | st.just({"a": {}})))
+)
+def test_folding_and_summing_are_total(records: list[dict[str, Any]]) -> None:
+    shown = list(folded([Line(fields, b"") for fields in records], Query()))
+    assert len(shown) <= len(records)
+    sums = Sums()
+    for fields in records:
+        sums.feed(fields)
+    assert picture(records, 60, (80, 24))
 
 
 # --- rotated files, terms and indexes

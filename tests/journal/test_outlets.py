@@ -143,7 +143,9 @@ def test_a_denial_says_so_in_every_way_that_a_siem_asks() -> None:
 @given(
     st.sampled_from(get_args(Event.__value__)),
     st.none() | st.sampled_from(get_args(Layer.__value__)),
-    st.dictionaries(st.sampled_from(FIELDS), st.text(max_size=5)),
+    st.dictionaries(
+        st.sampled_from(FIELDS), st.text(max_size=5) | st.lists(st.text(max_size=1)) | st.integers()
+    ),
 )
 def test_every_record_makes_an_event_and_a_span(
     event: str, layer: str | None, fields: dict[str, Any]
