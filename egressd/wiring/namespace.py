@@ -28,7 +28,8 @@ Kind = Literal["transparent", "explicit", "dns-udp", "dns-tcp", "nflog"]
 
 # -S as well as -I: neither the caller's environment nor site-packages has a say in what the maker imports.
 _START: Final = (
-    "import sys; sys.path.append(sys.argv[2]); from egressd.wiring.maker import main; main(int(sys.argv[1]))"
+    "import gc, sys; gc.disable(); sys.path.append(sys.argv[2]); "
+    "from egressd.wiring.maker import main; main(int(sys.argv[1]))"
 )
 
 

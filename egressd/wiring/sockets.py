@@ -12,6 +12,7 @@ from typing import Final
 
 _PROC: Final = "/proc"
 _HEAD: Final = 4096
+_PIECE: Final = 64 * 1024
 MOUNTED_LIMIT: Final = 10_000
 """Entries looked at, breadth first, in search of sockets in folders that are mounted one by one, as into a container."""
 
@@ -53,20 +54,36 @@ def is_socket(path: str) -> bool:
 
 
 def _bound() -> Iterator[str]:
-    """Path names of bound sockets, by the lists of every network namespace that a process here lives in."""
+    """Path names of bound sockets, by the lists of every network namespace that a process here lives in.
+
+    A list is opened once for each namespace that is known to be another: there may be hundreds, of sandboxes for the most part,
+    and thousands of processes in them.
+    """
     seen: set[str] = set()
     for pid in filter(str.isdigit, os.listdir(_PROC)):
+        if (known := _namespace(pid)) in seen:
+            continue
         try:
-            with open(f"{_PROC}/{pid}/net/unix", encoding="utf-8", errors="surrogateescape") as table:
-                key = _namespace(pid) or table.read(_HEAD)
-                if key in seen:
-                    continue
-                seen.add(key)
-                table.seek(0)
-                rows = [line.rstrip("\n").split(None, 7) for line in table]
+            table = _listed(f"{_PROC}/{pid}/net/unix")
         except OSError:  # it is gone, or hidden
             continue
+        key = known or table[:_HEAD]
+        if key in seen:
+            continue
+        seen.add(key)
+        rows = (line.split(None, 7) for line in table.split("\n"))
         yield from (row[7] for row in rows if len(row) == 8 and row[7].startswith("/"))
+
+
+def _listed(path: str) -> str:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts = []
+        while part := os.read(descriptor, _PIECE):
+            parts.append(part)
+    finally:
+        os.close(descriptor)
+    return os.fsdecode(b"".join(parts))
 
 
 def _namespace(pid: str) -> str | None:

@@ -99,8 +99,14 @@ def test_many_namespaces(served: Daemon, count: int, record_property: Any) -> No
         memory_kib(served.process.pid),
         open_sockets(served.process.pid),
         sum(map(open_sockets, workers)),
+        kernel_kib(),
+        cpu_ms(served.process.pid),
+        cpu_ms(*workers),
     )
-    script = "curl -s -w '%{http_code} ' "
+    gate = stand.workspace / "gate"  # nobody asks for anything before all are there
+    os.mkfifo(gate)
+    gate.chmod(0o666)
+    script = ": < gate; curl -s -w '%{http_code} ' "
     script += "-o /dev/null http://www.lab-origin.com/echo -o /dev/null http://pastebin.com/ >> statuses; sleep 1000"
     argv = [
         sys.executable, "-P", str(PROGRAMS / "many_runs.py"), str(stand.config), str(count), "6", "--", "sh", "-c", script,
@@ -112,27 +118,45 @@ def test_many_namespaces(served: Daemon, count: int, record_property: Any) -> No
     try:
         ready = json.loads(line_of(process, 60 + count))
         assert ready["ready"] == count
+        each = (memory_kib(*workers) - before[0]) / count
+        kernel = (kernel_kib() - before[4]) / count
+        opened = os.open(gate, os.O_RDWR)  # some are yet to come to it
         statuses = stand.workspace / "statuses"
         until(
             lambda: statuses.exists() and len(statuses.read_text().split()) == 2 * count,
             60 + count,
             "every request",
         )
+        os.close(opened)
         assert sorted(statuses.read_text().split()) == ["200"] * count + ["403"] * count
         until(lambda: len(served.living) == count, what="all of them")
-        each = (memory_kib(*workers) - before[0]) / count
+        used_kib = (memory_kib(*workers) - before[0]) / count
+        control_cpu = (cpu_ms(served.process.pid) - before[5]) / count
+        worker_cpu = (cpu_ms(*workers) - before[6]) / count
         spaces = {space for pid in below(process.pid) for space in namespace_of(pid)}
         assert len(spaces) >= count
         began = time.monotonic()
         assert served.ask("DELETE", "/v1/sandboxes") == (200, {"ended": count})
         took = time.monotonic() - began
-        ended = json.loads(line_of(process, 60))
+        ended = json.loads(line_of(process, 60 + count))
         assert ended["statuses"] == [125] * count
         process.wait(30)
     finally:
         process.kill()
         process.wait()
-    told(record_property, count=count, rate=count / ready["seconds"], worker_kib=each, gone=took)
+    told(
+        record_property,
+        count=count,
+        rate=count / ready["seconds"],
+        run_cpu_ms=ready["cpu"] / count,
+        maker_cpu_ms=ready["children"] / count,
+        control_cpu_ms=control_cpu,
+        worker_cpu_ms=worker_cpu,
+        worker_kib=each,
+        worker_kib_used=used_kib,
+        kernel_kib=kernel,
+        gone=took,
+    )
     assert served.files() == []
     until(lambda: open_sockets(served.process.pid) <= before[2] + SLACK, what="the descriptors' return")
     until(
@@ -177,6 +201,19 @@ def memory_kib(*pids: int) -> int:
     """What processes have for themselves alone (Private_* in smaps_rollup)."""
     lines = [line for pid in pids for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()]
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+
+
+def kernel_kib() -> int:
+    """What the kernel has for itself: namespaces, rules, sockets, and what it keeps of processes (proc_meminfo(5))."""
+    wanted = ("Slab:", "KernelStack:", "PageTables:", "Percpu:")
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(wanted))
+
+
+def cpu_ms(*pids: int) -> float:
+    """The processor time of processes, without that of children (proc_pid_stat(5): utime, stime)."""
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    return sum(int(each[11]) + int(each[12]) for each in fields) * 1000 / os.sysconf("SC_CLK_TCK")
 
 
 def pids() -> list[int]:
