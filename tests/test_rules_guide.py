@@ -114,14 +114,6 @@ def steps() -> str:
     return PAGE.read_text().split("## Ten steps", 1)[1].split("\n## ", 1)[0]
 
 
-def test_what_stands_above_them_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    ((kind, block),) = BLOCK.findall(PAGE.read_text().split("## Ten steps", 1)[0])
-    assert kind == "sh"
-    statuses = [CliRunner().invoke(app, shlex.split(line)[1:]).exit_code for line in block.splitlines()]
-    assert statuses == [0, 1]
-
-
 def test_there_are_ten_of_them() -> None:
     assert re.findall(r"^### (\d+)\. ", steps(), re.MULTILINE) == [str(number) for number in range(1, 11)]
 

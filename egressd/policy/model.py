@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    WithJsonSchema,
+)
 
 from egressd.policy.effective import EntryLimits, Mode, Treatment
 from egressd.policy.values import (
@@ -37,6 +46,15 @@ def _values(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+def _one_or_more(*types: str) -> dict[str, Any]:
+    """The JSON Schema of a scalar, or of a list of which any will do."""
+    one = {"type": list(types)}
+    return {"anyOf": [one, {"type": "array", "items": one, "minItems": 1}]}
+
+
+_ONE_OR_MORE = WithJsonSchema(_one_or_more("string"))
+
+
 def _choices(value: object) -> object:
     """One scalar is a list of one."""
     return [value] if isinstance(value, str | bool | int) else value
@@ -44,7 +62,15 @@ def _choices(value: object) -> object:
 
 type JsonScalar = StrictStr | StrictBool | StrictInt
 type Json = Annotated[
-    dict[Text, Annotated[list[JsonScalar], Field(min_length=1, max_length=64), BeforeValidator(_choices)]],
+    dict[
+        Text,
+        Annotated[
+            list[JsonScalar],
+            Field(min_length=1, max_length=64),
+            BeforeValidator(_choices),
+            WithJsonSchema(_one_or_more("string", "boolean", "integer")),
+        ],
+    ],
     Field(min_length=1, max_length=16),
 ]
 """What a request's body must be: each key with its value, or with a list of which any will do."""
@@ -89,7 +115,7 @@ class Entry(Said):
     )
     hosts_from: Text | None = Field(None, description="a file of hosts, one a line: lists/x.txt")
     service: Id | None = Field(None, description="a reviewed set of hosts and requests: services/x.yaml")
-    with_: dict[Text, Annotated[Values, BeforeValidator(_values)]] | None = Field(
+    with_: dict[Text, Annotated[Values, BeforeValidator(_values), _ONE_OR_MORE]] | None = Field(
         None, alias="with", description="values for the service's parameters; a list means any of them"
     )
     addresses: Texts | None = Field(

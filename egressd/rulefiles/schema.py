@@ -11,23 +11,23 @@ from typing import Any
 
 from egressd.policy.credential import CredentialsFile
 from egressd.policy.model import json_schema
+from egressd.rulefiles import credentials_manual
+from egressd.rulefiles.manual import annotate
 
 CREDENTIALS = "credentials"
 
 
 def schema_text(of: str = "rules") -> str:
     """Return the schema as the file holds it: that of rule files, or of `credentials`."""
-    made = _credentials() if of == CREDENTIALS else json_schema()
+    made = _credentials() if of == CREDENTIALS else annotate(json_schema())
     return json.dumps(made, indent=1, ensure_ascii=False) + "\n"
 
 
 def _credentials() -> dict[str, Any]:
     made = CredentialsFile.model_json_schema(by_alias=True)
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **made,
-        "title": "egressd credentials.yaml",
-    }
+    told = annotate(made, credentials_manual.SAYS, credentials_manual.EXAMPLES)
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    return {**head, **told, "title": "egressd credentials.yaml"}
 
 
 if __name__ == "__main__":
