@@ -193,7 +193,7 @@ class Test(Said):
     reason: Text | None = Field(None, description="the reason code that must be given")
     at: Moment | None = Field(None, description="judged as at this day (noon UTC) or time")
     json_: dict[Text, JsonScalar] | None = Field(
-        None, alias="json", description="the body of the request, where a rule looks at it"
+        None, alias="json", description="the body of the request; without it, whatever body the rule asks for"
     )
 
 

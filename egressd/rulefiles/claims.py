@@ -152,17 +152,12 @@ def _outcome(claim: _Claim, claims: Claims, policy: CompiledPolicy, name: str, n
 
 
 def _with_body(claim: _Claim, decision: Decision) -> Decision:
-    """Judge the body that a test gives its request, where the rule that decides looks at bodies."""
-    entry = decision.entry
-    if decision.verdict == "deny" or entry is None or not entry.body:
+    """Judge the body that a test gives, where the rule that decides looks at bodies; without one it is what the rule asks for."""
+    entry, body = decision.entry, claim.test.json_
+    if decision.verdict == "deny" or entry is None or not entry.body or body is None:
         return decision
-    body = claim.test.json_
-    if (
-        body is None
-        or refuses(entry.body, json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")) is not None
-    ):
-        return Decision("deny", Reason.BODY_MISMATCH, entry)
-    return decision
+    content = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+    return decision if refuses(entry.body, content) is None else Decision("deny", Reason.BODY_MISMATCH, entry)
 
 
 def _parsed(index: int, test: Test, document: Document, ids: set[str], findings: Findings) -> _Claim | None:

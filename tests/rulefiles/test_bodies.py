@@ -98,8 +98,8 @@ def test_it_is_printed_and_explained(tmp_path: Path) -> None:
             "{deny: 'POST https://git.example.com/batch', json: {operation: upload}, reason: body_mismatch}",
             True,
         ),
-        ("{deny: 'POST https://git.example.com/batch', rule: files}", True),
-        ("{allow: 'POST https://git.example.com/batch'}", False),
+        ("{deny: 'POST https://git.example.com/batch', json: {}, rule: files}", True),
+        ("{allow: 'POST https://git.example.com/batch'}", True),
     ],
 )
 def test_a_test_can_give_a_body(tmp_path: Path, test: str, holds: bool) -> None:
