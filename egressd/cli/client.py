@@ -6,6 +6,8 @@ import http.client
 import json
 import socket
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
@@ -57,29 +59,56 @@ def ask(method: str, path: str, body: dict[str, Any] | None = None) -> dict[str,
         place = given_config().control_socket
     except ConfigError as error:
         fail(str(error), BAD_INPUT)
+    return at(place, method, path, body)
+
+
+def at(
+    place: Path,
+    method: str,
+    path: str,
+    body: dict[str, Any] | None = None,
+    fields: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Do the same at one control socket."""
+    said = reach(place, method, path, body, fields)
+    if said is None:
+        fail(f"no daemon listens at {place}\nhint: `egressd serve` is one", COULD_NOT_RUN)
+    return fit(said)
+
+
+def reach(
+    place: Path,
+    method: str,
+    path: str,
+    body: dict[str, Any] | None = None,
+    fields: Mapping[str, str] | None = None,
+) -> tuple[int, dict[str, Any]] | None:
+    """Return the status and what whoever listens there says, None where nobody listens; exits with 3 where he cannot be heard."""
     connection = OverUnix(str(place))
     try:
         content = json.dumps(body) if body is not None else None
-        connection.request(method, path, content, {"Content-Type": "application/json"} if content else {})
+        said = dict(fields or {}) | ({"Content-Type": "application/json"} if content else {})
+        connection.request(method, path, content, said)
         response = connection.getresponse()
-        answer = json.loads(response.read())
+        return response.status, dict(json.loads(response.read()))
     except (FileNotFoundError, ConnectionRefusedError):
-        fail(f"no daemon listens at {place}\nhint: `egressd serve` is one", COULD_NOT_RUN)
-    except (OSError, http.client.HTTPException, ValueError) as error:
+        return None
+    except (OSError, http.client.HTTPException, ValueError, TypeError) as error:
         fail(f"{place}: {str(error) or type(error).__name__}", COULD_NOT_RUN)
     finally:
         connection.close()
-    if response.status >= 400:
-        said = (
-            f"{answer.get('detail')}{chr(10)}hint: {answer['hint']}"
-            if answer.get("hint")
-            else answer.get("detail")
-        )
-        fail(str(said), _STATUS.get(response.status, COULD_NOT_RUN))
-    return dict(answer)
 
 
-_STATUS = {400: BAD_INPUT, 404: NO, 409: NO, 413: BAD_INPUT, 422: BAD_INPUT, 429: NO}
+def fit(said: tuple[int, dict[str, Any]]) -> dict[str, Any]:
+    """Return an answer that is one; exits with what a problem says."""
+    status, answer = said
+    if status >= 400:
+        hint = f"\nhint: {answer['hint']}" if answer.get("hint") else ""
+        fail(f"{answer.get('detail')}{hint}", _STATUS.get(status, COULD_NOT_RUN))
+    return answer
+
+
+_STATUS = {400: BAD_INPUT, 403: NO, 404: NO, 409: NO, 413: BAD_INPUT, 422: BAD_INPUT, 429: NO}
 
 
 def fail(text: str, status: int) -> NoReturn:

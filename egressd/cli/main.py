@@ -158,6 +158,12 @@ def _sandbox(app: typer.Typer) -> None:
     sandbox.register(app)
 
 
+def _approvals(app: typer.Typer) -> None:
+    from egressd.cli import approvals
+
+    approvals.register(app)
+
+
 def _kill(app: typer.Typer) -> None:
     from egressd.cli import kill
 
@@ -180,6 +186,7 @@ VERBS: dict[str, Callable[[typer.Typer], None]] = {
     "run": _run,
     "serve": _serve,
     "sandbox": _sandbox,
+    "approvals": _approvals,
     "kill": _kill,
     "check": _check,
     "fmt": _fmt,

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.json_schema import models_json_schema
 
+from egressd.control import approvals_schema
 from egressd.control.lives import Life
 from egressd.journal.record import timestamp
 
@@ -190,10 +191,10 @@ _SAID: Final = {
     400: "The body is not what the schema says.",
     401: "Over TCP: no token, or a wrong one.",
     403: "Who asks may not, or is in a sandbox.",
-    404: "There is no such sandbox, or no such rules are kept.",
+    404: "There is no such sandbox, approval or grant, or no such rules are kept.",
     405: "The path knows no such method.",
     408: "The body did not come in time.",
-    409: "Rules, or what others have, do not allow it.",
+    409: "Rules, what others have, or what was said before do not allow it.",
     413: "The body is too large.",
     422: "The profile, the wiring or the place cannot be used.",
     429: "There are as many sandboxes as there may be, or the daemon is ending.",
@@ -201,6 +202,7 @@ _SAID: Final = {
     503: "It could not be made here and now; nothing is left of it.",
 }
 _ALWAYS: Final = (401, 403, 500)
+_HEARD: Final = (SandboxWanted, BackWanted, *approvals_schema.HEARD)
 _ID: Final = {
     "name": "id",
     "in": "path",
@@ -213,13 +215,10 @@ def openapi() -> dict[str, Any]:
     """Return the description of the API."""
     models: list[type[BaseModel]] = [
         SandboxWanted, Sandbox, SandboxMade, SandboxList, Ended, Status, Reloaded, Problem,
-        RulesList, BackWanted, WentBack,
+        RulesList, BackWanted, WentBack, *approvals_schema.HEARD, *approvals_schema.TOLD,
     ]  # fmt: skip
     _, definitions = models_json_schema(
-        [
-            (model, "validation" if model in (SandboxWanted, BackWanted) else "serialization")
-            for model in models
-        ],
+        [(model, "validation" if model in _HEARD else "serialization") for model in models],
         ref_template="#/components/schemas/{model}",
     )
     body = {"required": True, "content": {"application/json": {"schema": _ref("SandboxWanted")}}}
@@ -256,6 +255,7 @@ def openapi() -> dict[str, Any]:
                     {200: "WentBack"}, 400, 404, 408, 409, 413, 503,
                 ) | {"requestBody": back},
             },
+            **approvals_schema.paths(_operation, _ref),
             "/openapi.json": {"get": _operation("describe", "This description.", {200: None})},
         },
         "components": {

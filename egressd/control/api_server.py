@@ -19,7 +19,8 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from aiohttp import web
 
-from egressd.control.api import Household, application
+from egressd.control.api import Household, application, approvals_alone
+from egressd.control.approvals.office import Office
 from egressd.control.config_check import parse_listen
 from egressd.control.config_file import ApiSection
 from egressd.control.estate import StateError
@@ -48,6 +49,12 @@ class ApiServer:
     async def start_unix(self, household: Household, sock: socket.socket) -> None:
         """Serve a listening Unix socket, which is closed with the server."""
         server = await self._prepare(application(household, self._judge_unix))
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_unix_server(lambda: _Turnstile(self, server, unix=True), sock=sock)
+
+    async def start_alone(self, office: Office, sock: socket.socket) -> None:
+        """Serve approvals alone on a listening Unix socket, which is closed with the server."""
+        server = await self._prepare(approvals_alone(office, self._judge_unix))
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_unix_server(lambda: _Turnstile(self, server, unix=True), sock=sock)
 

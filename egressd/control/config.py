@@ -17,6 +17,7 @@ from typing import Any, Literal
 from egressd.control.ca import CaPaths
 from egressd.control.config_check import check
 from egressd.control.config_file import (
+    ApprovalsSection,
     ConfigFile,
     DnsSection,
     ExplicitSection,
@@ -89,6 +90,7 @@ class Config:
     explicit: ExplicitSection
     gateway: GatewaySection
     serve: ServeSection
+    approvals: ApprovalsSection
 
     @property
     def attach_socket(self) -> Path:
@@ -104,6 +106,7 @@ class Config:
             upstream_ca=self.upstream.ca_bundle,
             upstream_proxy=parse_proxy_url(proxy.url, proxy.connect) if proxy.url is not None else None,
             inspect_addons=tuple(self.inspect.addons),
+            approval_hold=self.approvals.hold,
             **self.limits.model_dump(exclude_none=True),
         )
 
@@ -130,6 +133,9 @@ class Config:
         paths.update(map(Path, self.inspect.addons))
         if self.proxy_credentials is not None:
             paths.add(self.proxy_credentials)
+        approvals = self.approvals
+        theirs = (approvals.people, approvals.webhook.url_file, approvals.webhook.secret.file)
+        paths.update(Path(path) for path in theirs if path is not None)
         return tuple(sorted(path for path in paths if paths.isdisjoint(path.parents)))
 
 
@@ -229,7 +235,7 @@ def values(config: Config) -> Iterator[tuple[str, Any]]:
         yield key, str(value) if isinstance(value, Path) else value
 
 
-_DAEMONS_OWN = ("serve.", "explicit.", "gateway.", "record.", "sinks.")
+_DAEMONS_OWN = ("serve.", "explicit.", "gateway.", "record.", "sinks.", "approvals.")
 
 
 def comparable(config: Config) -> dict[str, Any]:
@@ -250,6 +256,7 @@ def _keys_of(model: type[Section], prefix: str) -> Iterator[str]:
 _PATHS = frozenset(
     {"rules", "credentials", "ca_dir", "journal", "state_dir", "control_socket", "upstream.ca_bundle"}
     | {"upstream.proxy.credentials.file"}
+    | {"approvals.people", "approvals.webhook.url_file", "approvals.webhook.secret.file"}
     | {"serve.api.certificate", "serve.api.key", "serve.api.client_ca", "serve.api.token.file"}
 )
 _PATH_LISTS = frozenset({"inspect.addons"})
@@ -303,7 +310,9 @@ def _fitted(key: str, name: str, text: str, findings: Findings) -> dict[str, Any
     return fitted.model_dump(by_alias=True, exclude_unset=True) if fitted is not None else None
 
 
-def _scalar(text: str) -> str | int | float:
+def _scalar(text: str) -> str | int | float | bool:
+    if text in ("true", "false"):
+        return text == "true"
     for number in (int, float):
         try:
             return number(text)
@@ -359,4 +368,5 @@ def _resolved(model: ConfigFile, read: Path | None, paths: Paths) -> Config:
         explicit=model.explicit,
         gateway=model.gateway,
         serve=model.serve,
+        approvals=model.approvals,
     )

@@ -5,7 +5,14 @@ from __future__ import annotations
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final
 
-from egressd.control.config_file import ApiSection, ConfigFile, ExplicitSection, ProxySection, ServeSection
+from egressd.control.config_file import (
+    ApiSection,
+    ConfigFile,
+    ExplicitSection,
+    ProxySection,
+    ServeSection,
+    WebhookSection,
+)
 from egressd.gate.dns.servers import parse_upstream
 from egressd.gate.via import parse_proxy_url
 from egressd.journal.outlets import parse_address
@@ -22,6 +29,7 @@ def check(model: ConfigFile, name: str, findings: Findings) -> None:
     _check_gateway(model.gateway.interfaces, name, findings)
     _check_serve(model.serve, model.explicit, name, findings)
     _check_sinks(model, name, findings)
+    _check_webhook(model.approvals.webhook, name, findings)
 
 
 def parse_listen(text: str) -> tuple[IPv4Address | IPv6Address, int]:
@@ -113,6 +121,18 @@ def _check_gateway(interfaces: list[str], name: str, findings: Findings) -> None
             checked_interface(interface)
         except ValueError as error:
             findings.add(name, Place(), Code.BAD_VALUE, f"gateway.interfaces: {error}")
+
+
+def _check_webhook(section: WebhookSection, name: str, findings: Findings) -> None:
+    if section == WebhookSection():
+        return
+    problems = []
+    if (section.url is None) == (section.url_file is None):
+        problems.append("approvals.webhook: url or url_file says where to, one of the two")
+    if section.secret.file is None:
+        problems.append("approvals.webhook: secret.file is needed: unsigned, anybody could say the same")
+    for problem in problems:
+        findings.add(name, Place(), Code.BAD_VALUE, problem)
 
 
 _WHO_ASKS: Final = (

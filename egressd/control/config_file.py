@@ -101,6 +101,34 @@ class ServeSection(Section):
     api: ApiSection = ApiSection()
 
 
+class WebhookSecretSection(Section):
+    """Where the secret lies that deliveries are signed with: in a file that only egressd's uid may read."""
+
+    file: PathText | None = None
+
+
+class WebhookSection(Section):
+    """Who is told of approvals: a URL, or the file that holds one, which is a secret with some; `format` is json or slack."""
+
+    url: str | None = Field(default=None, min_length=1, max_length=2048)
+    url_file: PathText | None = None
+    format: Literal["json", "slack"] = "json"
+    secret: WebhookSecretSection = WebhookSecretSection()
+
+
+class ApprovalsSection(Section):
+    """What sandboxes ask people for (rules that `ask`, and requests for access).
+
+    `people` is the file of those who may approve, `four_eyes` wants two of them wherever a credential could go along. `hold` is
+    how many seconds a request is held for its approval before it is refused; 0: not at all.
+    """
+
+    people: PathText | None = None
+    four_eyes: bool = True
+    hold: float = Field(default=0.0, ge=0, le=15)
+    webhook: WebhookSection = WebhookSection()
+
+
 class ExplicitSection(Section):
     """What sandboxes of the explicit wiring share: egressd's addresses in their network, and its ports there; 0 is none.
 
@@ -177,3 +205,4 @@ class ConfigFile(Section):
     explicit: ExplicitSection = ExplicitSection()
     gateway: GatewaySection = GatewaySection()
     serve: ServeSection = ServeSection()
+    approvals: ApprovalsSection = ApprovalsSection()

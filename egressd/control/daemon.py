@@ -19,6 +19,8 @@ from typing import Any, Final
 
 from egressd.control import peers, succession
 from egressd.control.api_server import ApiServer
+from egressd.control.approvals.establishment import Establishment
+from egressd.control.approvals.office import Office
 from egressd.control.archive import Archive
 from egressd.control.attaching import Attaching
 from egressd.control.ca import load_or_create
@@ -126,6 +128,7 @@ class Daemon:
         take_variables(secret_variables(file))
         lending = Lending(Broker(file, ca_bundle=config.upstream.ca_bundle), file)
         stack.push_async_callback(lending.close)
+        self._approvals = Establishment(config, lambda: self.roster.rules.source)
         supervisor = Supervisor(
             config.settings(),
             authority,
@@ -134,9 +137,12 @@ class Daemon:
             failed=self._worker_failed,
             lending=lending,
             proxy_credentials=config.proxy_credentials,
+            approvals=self._approvals.office,
         )
         stack.push_async_callback(supervisor.stop)
         await supervisor.start()
+        stack.push_async_callback(self._approvals.close)
+        self._approvals.open(supervisor)
         self._succession = Succession(config.ca, authority, self._show, supervisor.follow)
         wirings = self._wirings(supervisor)
         self._vigil = Vigil(wirings, lambda detail: self._note(detail, "sandbox"))
@@ -207,6 +213,11 @@ class Daemon:
 
     # being
 
+    @property
+    def approvals(self) -> Office:
+        """What its sandboxes ask people for."""
+        return self._approvals.office
+
     def _is_ready(self) -> bool:
         if not self._ready or self._stopping.is_set() or self._vigil is None:
             return False
@@ -255,11 +266,12 @@ class Daemon:
             return
         self._notifier.reloading()
         await self._try_reload()
-        try:
-            if self._over_tcp is not None:
-                self._over_tcp.reload()
-        except StateError as error:
-            say(f"the control API's files were not read anew, the old ones stay in force: {error}")
+        for what, reload in (("control API", self._over_tcp), ("approvals", self._approvals)):
+            try:
+                if reload is not None:
+                    reload.reload()
+            except StateError as error:
+                say(f"the {what}'s files were not read anew, the old ones stay in force: {error}")
         self._notifier.tell("READY=1")
 
     def _show(self, trust: Trust) -> None:

@@ -12,6 +12,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from egressd.control.approvals.establishment import Establishment
+from egressd.control.approvals.window import serve_alone
 from egressd.control.ca import load_or_create
 from egressd.control.config import Config
 from egressd.control.journaling import Keeper
@@ -62,7 +64,8 @@ class Session:
         self._first = first
         self.id = new_sandbox_id()
         self._marks = marks(config.rules, config.credentials)  # before: what changes meanwhile is read again
-        rules = self._rules = read_rules(config, environ)
+        rules = read_rules(config, environ)
+        self._rules: Rulebook = rules
         self._policy = effective(rules, request.profile, dict(request.labels))
         self._keyring = Keyring(rules.credentials, self._policy, config.upstream.ca_bundle)
         if self._keyring.used and rules.credentials is None:
@@ -84,6 +87,7 @@ class Session:
             notes.append(unlocked)
         lending = self._keyring.begin()
         keeper = Keeper(self._config, has_stdout=False)
+        self._approvals = Establishment(self._config, lambda: self._rules.source)
         supervisor = Supervisor(
             settings,
             authority,
@@ -92,6 +96,7 @@ class Session:
             first=self._first,
             lending=lending,
             proxy_credentials=self._config.proxy_credentials,
+            approvals=self._approvals.office,
         )
         self._failure = asyncio.get_running_loop().create_future()
         try:
@@ -102,6 +107,7 @@ class Session:
             for note in (*notes, *namespace.notes):
                 say(note)
             await self._serve(supervisor, namespace)
+            self._approvals.open(supervisor)
             async with asyncio.timeout(self._request.ready_timeout):
                 await prove(namespace, self._policy, settings.dns_denied)
             self._note(supervisor, "sandbox", "ready")
@@ -110,6 +116,7 @@ class Session:
             return await self._carry(supervisor, namespace, spec)
         finally:
             await self._take_down(supervisor, self._namespace)
+            await self._approvals.close()
             await self._keyring.close()
             await keeper.close()
 
@@ -146,15 +153,17 @@ class Session:
         assert self._failure is not None
         command = asyncio.create_task(namespace.launch(self._request.command))
         watcher = asyncio.create_task(self._watch(supervisor, spec))
+        asks = any(entry.effect == "ask" for entry in self._policy.entries)
+        window = asyncio.create_task(serve_alone(self._config, self.id, self._approvals.office, asks=asks))
         try:
             await asyncio.wait({command, self._failure}, return_when=asyncio.FIRST_COMPLETED)
             if command.done():
                 return command.result()
             return self._failure.result()
         finally:
-            for task in (command, watcher):
+            for task in (command, watcher, window):
                 task.cancel()
-            await asyncio.gather(command, watcher, return_exceptions=True)
+            await asyncio.gather(command, watcher, window, return_exceptions=True)
 
     async def _take_down(self, supervisor: Supervisor, namespace: Namespace | Container | None) -> None:
         if namespace is None:
@@ -242,6 +251,7 @@ class Session:
             say("\n".join(("credentials reloaded", *told.notes)))
             self._note(supervisor, "policy", "credentials adopted")
         await asyncio.to_thread(self._keep, rules)
+        self._rules = rules
         if policy == self._policy:
             return None
         self._policy = policy

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from egressd.control.approvals.office import Office
 from egressd.control.archive import Archive
 from egressd.control.estate import Estate
 from egressd.control.lending import Lending
@@ -53,6 +54,9 @@ class Carrier:
         self.removed: list[tuple[str, bool]] = []
         self.adopted: list[set[str]] = []
         self.fails = False
+        self.full = False
+        """Set where the journal cannot be written."""
+        self.stood: list[str] = []
         self.slow: asyncio.Event | None = None
         self.deaths = 0
 
@@ -83,6 +87,17 @@ class Carrier:
 
     def write(self, records: Sequence[dict[str, Any]]) -> None:
         self.records.extend(records)
+
+    def recorded_all(self, records: Sequence[dict[str, Any]]) -> bool:
+        if not self.full:
+            self.write(records)
+        return not self.full
+
+    def find(self, sandbox: str) -> SandboxState | None:
+        return self.carried.get(sandbox)
+
+    def stand(self, sandbox: str) -> None:
+        self.stood.append(sandbox)
 
     def details(self, sandbox: str) -> list[str]:
         """What was recorded of a sandbox."""
@@ -159,6 +174,8 @@ class House:
             cast(Supervisor, self.carrier), self.estate, read(self.rules), NO_CREDENTIALS, self.lending,
             most=most, wirings=[self.thing] if wirings is None else wirings,
         )  # fmt: skip
+        self.approvals = Office(source=lambda: self.roster.rules.source)
+        self.approvals.attach_still(self.carrier)
         self.reloads: list[str] = []
         self.refuses: Exception | None = None
 

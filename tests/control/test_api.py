@@ -321,7 +321,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path, monkeypatch
             assert b" 408 " in await reader.readline()
         writer.close()
 
-    monkeypatch.setattr("egressd.control.api._BODY_SECONDS", 0.1)
+    monkeypatch.setattr("egressd.control.api_wire._BODY_SECONDS", 0.1)
     speak(tmp_path, scene)
 
 

@@ -107,6 +107,7 @@ def test_the_limits_are_those_that_a_worker_knows() -> None:
         "upstream_ca",
         "upstream_proxy",
         "inspect_addons",
+        "approval_hold",
     }
 
 
@@ -239,7 +240,7 @@ def test_every_key_has_its_variable() -> None:
     assert keys()["EGRESSD_UPSTREAM_PROXY_URL"] == "upstream.proxy.url"
     assert keys()["EGRESSD_UPSTREAM_PROXY_CREDENTIALS_FILE"] == "upstream.proxy.credentials.file"
     assert keys()["EGRESSD_SERVE_API_TOKEN_FILE"] == "serve.api.token.file"
-    assert len(keys()) == 6 + 3 + 4 + 1 + len(LimitsSection.model_fields) + 9 + 1 + 8 + 6 + 4
+    assert len(keys()) == 6 + 3 + 4 + 1 + len(LimitsSection.model_fields) + 9 + 1 + 8 + 6 + 4 + 7
 
 
 def test_a_proxy_is_what_file_and_variables_say_together(file: Path) -> None:

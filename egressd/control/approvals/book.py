@@ -113,11 +113,11 @@ class Given:
 
 
 class Refused(Exception):
-    """What a person wants cannot be done; `conflict` says that it could have been, or may be in another way."""
+    """What a person wants cannot be done: not any more or not in this way (409), not by him (403), not here and now (503)."""
 
-    def __init__(self, detail: str, hint: str = "", *, conflict: bool = True) -> None:
+    def __init__(self, detail: str, hint: str = "", *, status: int = 409) -> None:
         super().__init__(detail)
-        self.detail, self.hint, self.conflict = detail, hint, conflict
+        self.detail, self.hint, self.status = detail, hint, status
 
 
 class Book:

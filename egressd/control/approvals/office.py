@@ -17,12 +17,13 @@ from typing import Any, Final, Protocol
 
 from egressd.control.approvals.book import Asker, Book, Given, GrantState, Item, Moment, Refused, Voice
 from egressd.control.approvals.people import Caller, People, Person
+from egressd.control.approvals.proposal import NoProposal, Proposal, propose
 from egressd.control.approvals.subject import Case, Length, Subject, Unaskable, assess, subject_of
 from egressd.control.sandboxes import SandboxState
 from egressd.control.voice import say
 from egressd.gate.messages import Petition, Petitioned, Plea, Redeem, Redeemed
 from egressd.gate.standing import MOST_ROWS, Row, Standing, State
-from egressd.journal.record import Record, new_id
+from egressd.journal.record import Record, new_id, timestamp
 from egressd.policy.attempt import ConnectionAttempt, RequestAttempt
 from egressd.policy.compile import CompiledPolicy, compile_policy
 from egressd.policy.decide import decide
@@ -30,6 +31,7 @@ from egressd.policy.effective import EffectivePolicy
 from egressd.policy.grants import Scope, granted
 from egressd.rulefiles.problems import printable
 from egressd.rulefiles.requestline import BadLine, parse_request_line
+from egressd.rulefiles.source import RuleSource
 
 LOOK: Final = 1.0
 """Seconds between two looks for what is over."""
@@ -65,16 +67,20 @@ class Office:
         people: People | None = None,
         *,
         four_eyes: bool = True,
+        source: Callable[[], RuleSource] | None = None,
         tell: Tell = _quiet,
         wall: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Nobody can ask before `attach`. `four_eyes` wants two people wherever a credential could go along."""
+        """Nobody can ask before `attach`. `four_eyes` wants two people wherever a credential could go along; `source` are the
+        rule files in force, for proposals.
+        """
         self.people = people or People()
         self.book = Book()
         self.serial = 0
         """Greater after every change."""
         self._four_eyes = four_eyes
+        self._source = source
         self._tell = tell
         self._wall, self._steady = wall, steady
         self._floor: Floor | None = None
@@ -83,11 +89,15 @@ class Office:
 
     def attach(self, floor: Floor) -> None:
         """Speak for the sandboxes of a supervisor from now on; in a running loop."""
-        self._floor = floor
+        self.attach_still(floor)
         self._looking = asyncio.get_running_loop().create_task(self._keep_looking())
 
+    def attach_still(self, floor: Floor) -> None:
+        """Do the same, and leave it to the caller to `look`."""
+        self._floor = floor
+
     async def close(self) -> None:
-        """End every grant; nothing is asked any more."""
+        """Stop: nothing is asked, granted or ended any more."""
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
@@ -230,7 +240,7 @@ class Office:
             given = self.book.give(item, because, now, self._left(sandbox, now))
             text = f"approved {item.id}: {given.grant.id}, {scope} for {length}, by {given.by}{_why(because)}"
             if not self._record(item, text, sandbox, given):
-                raise Refused("the journal cannot be written, so nothing is granted", conflict=False)
+                raise Refused("the journal cannot be written, so nothing is granted", status=503)
         except Refused:
             self.book.unvote(item)
             raise
@@ -252,6 +262,20 @@ class Office:
         self._end(given, "revoked", f"{_told(caller, self._person(caller))}{_why(because)}")
         return given
 
+    async def propose(self, item: Item, scope: Scope) -> Proposal:
+        """Return a question as a change of the rules; raises NoProposal."""
+        source = self._source() if self._source is not None else None
+        if source is None:
+            raise NoProposal("there are no rule files here")
+        when = timestamp(item.asked)[:10]
+        return await asyncio.to_thread(
+            propose, source, item.case, scope, f"proposed from {item.id}, asked {when}", self._wall()
+        )
+
+    def sandbox_of(self, item: Item) -> SandboxState | None:
+        """Return the sandbox that a question is about, while it is carried."""
+        return self._find(item.subject.sandbox)
+
     def needed(self, item: Item) -> int:
         """How many people must approve a question."""
         return 2 if self._four_eyes and item.case.credentials else 1
@@ -268,21 +292,21 @@ class Office:
                 if self.people
                 else "approvals.people says who they are; there is no such file"
             )
-            raise Refused(f"the rule wants an approver of: {wanted}", hint, conflict=False)
+            raise Refused(f"the rule wants an approver of: {wanted}", hint, status=403)
         if self.needed(item) > 1 and person is None:
             goes = ", ".join(case.credentials)
             hint = "approvals.people says who people are; approvals.four_eyes: false asks for one alone"
             raise Refused(
                 f"a credential could go along ({goes}), so two known people must approve",
                 hint,
-                conflict=False,
+                status=403,
             )
         return Voice(_told(caller, person), person)
 
     def _person(self, caller: Caller) -> Person | None:
         found = self.people.who(caller)
         if isinstance(found, str):
-            raise Refused(found, conflict=False)
+            raise Refused(found, status=403)
         return found
 
     def _left(self, sandbox: SandboxState, now: Moment) -> float | None:
