@@ -328,7 +328,7 @@ class Daemon:
                 self._note(f"refused: {error}")
                 raise
             if rules.digest != before or notes:
-                self._note("adopted")
+                self._note("adopted", rules=rules.digest)
             if (problem := await asyncio.to_thread(keep_copy, self._config, rules)) is not None:
                 notes.append(problem)
             if (passed := self.archive.passed()) is not None:
@@ -352,7 +352,7 @@ class Daemon:
                 self._note(f"refused: going back: {error}")
                 raise
             told = f"went back from {back.before} to {back.digest}, by {by}"
-            self._note(told)
+            self._note(told, rules=back.digest)
             say("\n".join((told, *back.notes)))
             return back
 
@@ -381,10 +381,16 @@ class Daemon:
                 if marks(rules, credentials) != seen:  # the watch tells, once they rest
                     break
 
-    def _note(self, detail: str, event: Event = "policy") -> None:
+    def _note(self, detail: str, event: Event = "policy", rules: str | None = None) -> None:
+        """Record something of the daemon's own; `rules` is the digest of those that are in force by it."""
         attempt_id = new_id()
         record = Record(
-            event=event, sandbox=_NOBODYS, attempt_id=attempt_id, root_id=attempt_id, detail=detail
+            event=event,
+            sandbox=_NOBODYS,
+            attempt_id=attempt_id,
+            root_id=attempt_id,
+            policy=rules,
+            detail=detail,
         )
         self._supervisor.write([record.as_dict()])
 
