@@ -69,10 +69,11 @@ class GatewayWiring:
             async with self._changing:
                 gateway, port = await asyncio.to_thread(self._place, order.port)
                 mac = order.mac.lower() if order.mac is not None else None
-                await asyncio.to_thread(gateway.bind, Binding(source, mac, port))
+                binding = Binding(source, mac, port)
+                await asyncio.to_thread(gateway.bind, binding)
         except ValueError as error:
             raise NotWired(str(error), "see docs/wirings.md, gateway", asked=True) from None
-        return BoundSource(source=source, interface=gateway.interface, wiring=self)
+        return BoundSource(source=source, interface=gateway.interface, wiring=self, binding=binding)
 
     def _place(self, port: str | None) -> tuple[Gateway, str | None]:
         """Return the gateway that a port belongs to, and the port if it is one of a bridge; raises ValueError."""
@@ -89,10 +90,16 @@ class GatewayWiring:
     async def sweep(self, traces: Mapping[str, str]) -> None:
         """Nothing is left: `begin` has released every source that a predecessor bound."""
 
-    async def release(self, interface: str, source: str) -> None:
-        """Let a source in no longer, and forget its flows; raises WiringError."""
+    async def stop(self, interface: str, source: str) -> None:
+        """Let a source in no longer; raises WiringError."""
         async with self._changing:
-            await asyncio.to_thread(self._gateways[interface].release, source)
+            await asyncio.to_thread(self._gateways[interface].stop, source)
+
+    async def release(self, interface: str, binding: Binding) -> Counted | None:
+        """Forget a source and its flows; what was counted of it. Raises WiringError."""
+        async with self._changing:
+            gateway = self._gateways[interface]
+            return await asyncio.to_thread(gateway.release, binding.source, binding)
 
     async def end(self) -> None:
         """Close the listeners. The rules stay: without them the sandboxes' packets would be the host's to judge."""
@@ -105,13 +112,27 @@ class BoundSource(Plain):
     """A sandbox behind a gateway: a source, bound until `close`."""
 
     wiring: GatewayWiring | None = None
+    binding: Binding | None = None
+
+    async def halt(self, why: str) -> None:
+        """Let nothing of it in any more."""
+        if self.wiring is not None and self.source is not None:
+            try:
+                await self.wiring.stop(self.interface, self.source)
+            except (WiringError, OSError) as error:
+                say(
+                    f"the source {self.source} of a sandbox that ends ({why}) still sends, to nobody: {error}"
+                )
 
     async def close(self) -> Counted | None:
         """Release the source, once; what cannot be released is told, and gone at the next start."""
         wiring, self.wiring = self.wiring, None
-        if wiring is not None and self.source is not None:
+        if wiring is not None and self.binding is not None:
             try:
-                await wiring.release(self.interface, self.source)
+                counted = await wiring.release(self.interface, self.binding)
+                if counted is None:
+                    say(f"what {self.source} sent was not counted: rules of this wiring were gone meanwhile")
+                return counted
             except (WiringError, OSError) as error:
                 say(f"the source {self.source} of a sandbox that is gone is still bound: {error}")
         return None

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from egressd.journal.record import Layer, Record, new_id
 from egressd.policy.reasons import Reason
+from egressd.wiring.drops import Dropped
 from egressd.wiring.ruleset import Counted
 
 Kind = Literal["connections", "dns_connections", "dns_datagrams", "packets"]
@@ -74,14 +75,19 @@ def _kind(record: Mapping[str, Any]) -> Kind | None:
     return None
 
 
-def losses(sandbox: str, counted: Counted, found: Mapping[Kind, int], reason: Reason) -> list[Record]:
+def losses(
+    sandbox: str, counted: Counted | Dropped, found: Mapping[Kind, int], reason: Reason
+) -> list[Record]:
     """Return a `lost` record for each kind of which the kernel counted more than the records account for.
+
+    Of what it only dropped, all is missing.
 
     `reason` is why attempts may be missing; packets are refused whatever became of their records.
     """
     records = []
     for kind, loss in _LOSSES.items():
-        missing = getattr(counted, kind) - found.get(kind, 0)
+        accounted = 0 if isinstance(counted, Dropped) else found.get(kind, 0)
+        missing = getattr(counted, kind, 0) - accounted
         if missing <= 0:
             continue
         attempt_id = new_id()

@@ -30,6 +30,7 @@ from egressd.journal.record import Record, new_id
 from egressd.policy.credential import CredentialsFile
 from egressd.policy.effective import EffectivePolicy
 from egressd.policy.reasons import Reason
+from egressd.wiring.drops import Dropped
 from egressd.wiring.errors import WiringError
 from egressd.wiring.ruleset import Counted
 from egressd.wiring.spec import SandboxSpec
@@ -246,7 +247,7 @@ class Roster:
         while len(self._gone) > _REMEMBERED:
             self._gone.popitem(last=False)
 
-    def _reconcile(self, life: Life, counted: Counted | None, *, shutdown: bool) -> None:
+    def _reconcile(self, life: Life, counted: Counted | Dropped | None, *, shutdown: bool) -> None:
         """Hold the kernel's own counts against the records (law 8)."""
         found = self._supervisor.recorded(life.id)
         if counted is not None:

@@ -10,11 +10,13 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from egressd.control.sandboxes import SandboxListener
+from egressd.control.voice import say
 from egressd.control.wirings import NotWired, Order, Plain, WiringName
-from egressd.wiring import sidecar
+from egressd.wiring import drops, sidecar
+from egressd.wiring.drops import Dropped
 from egressd.wiring.errors import WiringError
 from egressd.wiring.namespace import Listener
-from egressd.wiring.ruleset import Counted, Family
+from egressd.wiring.ruleset import Family
 from egressd.wiring.tables import FAMILIES
 
 _HINT = "run egressd by `egressd wire sidecar --uid UID -- egressd serve`, with CAP_NET_ADMIN, CAP_SETUID and CAP_SETGID"
@@ -53,7 +55,7 @@ class SidecarWiring:
         if problems := await self.look():
             raise WiringError("wire sidecar", "; ".join(problems), _HINT)
         own = [SandboxListener(each.kind, each.family, each.socket.dup()) for each in self._listeners]
-        self._beside = Beside(own)
+        self._beside = Beside(own, self._listeners)
         return self._beside
 
     async def sweep(self, traces: Mapping[str, str]) -> None:
@@ -66,13 +68,29 @@ class SidecarWiring:
 
 
 class Beside(Plain):
-    """The sandbox beside the daemon."""
+    """The sandbox beside the daemon. `ours` are the sockets that all who are beside it one after the other meet."""
 
     closed = False
 
-    async def close(self) -> Counted | None:
+    def __init__(self, listeners: Sequence[SandboxListener], ours: Sequence[Listener]) -> None:
+        """From here on what is dropped is dropped of its."""
+        super().__init__(listeners)
+        self._ours, self._before = ours, _dropped(ours)
+
+    async def close(self) -> Dropped | None:
         """Make room for the next; what is sent until then waits in the sockets' queues, or is refused."""
+        if self.closed:
+            return None
         self.closed = True
+        now = _dropped(self._ours)
+        return now.since(self._before) if now is not None and self._before is not None else None
+
+
+def _dropped(listeners: Sequence[Listener]) -> Dropped | None:
+    try:
+        return drops.dropped(listeners)
+    except OSError as error:
+        say(f"what the kernel drops at egressd's sockets cannot be read: {error.strerror}")
         return None
 
 

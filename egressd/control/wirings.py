@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from egressd.control.sandboxes import SandboxListener
+from egressd.wiring.drops import Dropped
 from egressd.wiring.ruleset import Counted
 
 type WiringName = Literal["namespace", "sidecar", "gateway", "explicit"]
@@ -80,8 +81,11 @@ class Wired(Protocol):
     async def halt(self, why: str) -> None:
         """Keep it from sending, where that is in the wiring's power; returns at once. The worker cuts its flows meanwhile."""
 
-    async def close(self) -> Counted | None:
-        """Undo everything; returns what the kernel counted, None where it counts nothing. Never raises, may be called again."""
+    async def close(self) -> Counted | Dropped | None:
+        """Undo everything; returns what the kernel counted, None where it counts nothing. Never raises, may be called again.
+
+        Where rules that count cannot be read, what was dropped at our sockets is all that is known.
+        """
 
 
 class Wiring(Protocol):
@@ -128,6 +132,6 @@ class Plain:
     async def halt(self, why: str) -> None:
         """Nothing can be kept from sending: it meets closed listeners."""
 
-    async def close(self) -> Counted | None:
+    async def close(self) -> Counted | Dropped | None:
         """Nothing was made."""
         return None

@@ -10,6 +10,7 @@ Everything acts on the network namespace of the calling process and needs CAP_NE
 import contextlib
 import functools
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -19,13 +20,15 @@ from egressd.wiring.gateway_rules import (
     Binding,
     bindings_chain,
     checked_interface,
+    counted,
+    counting_rules,
     gateway_overlay,
     nflog_group,
     read_bindings,
 )
 from egressd.wiring.namespace import Listener
 from egressd.wiring.programs import Program
-from egressd.wiring.ruleset import DNS_PORT, TRANSPARENT_PORT, parse_tables
+from egressd.wiring.ruleset import DNS_PORT, TRANSPARENT_PORT, Counted, Table, meaning, parse_tables
 
 # The network namespace's own, as everything that `ip` says; /sys may show another's.
 _FILTERED: Final = "/proc/sys/net/bridge/bridge-nf-call-iptables"
@@ -60,6 +63,7 @@ class Gateway:
             chain = bindings_chain(self.interface)
             rules = "".join(f"-A {chain} {binding.rule}\n" for binding in found)
             tables.restore(4, f"*raw\n:{chain} - [0:0]\n{rules}COMMIT\n")
+        self._change(self._deciding(parse_tables(tables.read(4))))
         for port in self.ports():
             _secure(port)
         return self.notes()
@@ -68,6 +72,12 @@ class Gateway:
         """What is missing or altered, read back now; raises WiringError where it cannot be read."""
         problems = tables.differences(self._overlays)
         problems += [f"a rule that binds no source: {rule}" for rule in self._read_bindings()[1]]
+        deciding = self._deciding(parse_tables(tables.read(4)))
+        problems += [
+            f"*{table}: a rule that decides where rules count: {rule}"
+            for table in deciding
+            for rule in deciding[table]
+        ]
         problems += [
             f"port {port}: {name} is {'off' if wanted else 'on'}"
             for port, settings in self.ports().items()
@@ -120,15 +130,60 @@ class Gateway:
         if binding.port is not None:
             _secure(binding.port)
         self._fix_neighbour(binding)
-        self._change(f"-A {bindings_chain(self.interface)} {binding.rule}")
+        chain = bindings_chain(self.interface)
+        counting = {
+            table: [f"-A {chain} {rule}" for rule, _ in rules]
+            for table, rules in counting_rules(binding.source).items()
+        }
+        stale = self._counting(
+            binding.source, parse_tables(tables.read(4))
+        )  # of who was killed while it ended
+        self._change({table: [*stale.get(table, []), *rules] for table, rules in counting.items()})
+        self._change({"raw": [f"-A {chain} {binding.rule}"]})
 
-    def release(self, source: str) -> None:
-        """Let a source in no longer, and forget its flows; whoever has the address next inherits nothing. Raises WiringError."""
+    def stop(self, source: str) -> None:
+        """Let a source in no longer; what was counted of it by then is all that it ever sent. Raises WiringError."""
         for binding in self.bindings():
             if binding.source == source:
-                self._change(f"-D {bindings_chain(self.interface)} {binding.rule}")
-                self._loosen_neighbour(binding)
+                self._change({"raw": [f"-D {bindings_chain(self.interface)} {binding.rule}"]})
+
+    def release(self, source: str, binding: Binding | None = None) -> Counted | None:
+        """Let a source in no longer, and forget its flows; whoever has the address next inherits nothing. Raises WiringError.
+
+        `binding` is how it was bound, for one that was stopped before. Returns what was counted of it, None where nobody knows.
+        """
+        saved = tables.read(4, counters=True)
+        found = parse_tables(saved)
+        chain = bindings_chain(self.interface)
+        bound = read_bindings(found.get("raw", Table()).rules.get(chain, []))[0]
+        mine = [each for each in bound if each.source == source]
+        if mine:
+            self._change({"raw": [f"-D {chain} {each.rule}" for each in mine]})
+        for each in dict.fromkeys((*mine, *([binding] if binding is not None else []))):
+            self._loosen_neighbour(each)
         conntrack.forget(source)
+        self._change(self._counting(source, found))
+        return counted(source, self.interface, saved)
+
+    def _deciding(self, found: Mapping[str, Table]) -> dict[str, list[str]]:
+        """What takes away somebody else's rules among those that count, by table: ours have no target."""
+        chain = bindings_chain(self.interface)
+        return {
+            table: [f"-D {chain} {rule}" for rule in rules if re.search(r"(^| )(-j|-g) ", rule)]
+            for table in counting_rules("0.0.0.0")  # noqa: S104 -- anybody's
+            if (rules := found.get(table, Table()).rules.get(chain))
+        }
+
+    def _counting(self, source: str, found: Mapping[str, Table]) -> dict[str, list[str]]:
+        """What takes away the rules that count for a source and are there, by table."""
+        chain = bindings_chain(self.interface)
+        gone = {}
+        for table, rules in counting_rules(source).items():
+            present = found.get(table, Table()).rules.get(chain, [])
+            gone[table] = [
+                f"-D {chain} {rule}" for rule, _ in rules for _ in range(present.count(meaning(rule)))
+            ]
+        return gone
 
     # sockets
 
@@ -160,8 +215,12 @@ class Gateway:
             read_bindings(raw.rules.get(bindings_chain(self.interface), [])) if raw is not None else ([], [])
         )
 
-    def _change(self, rule: str) -> None:
-        tables.restore(4, f"*raw\n{rule}\nCOMMIT\n")
+    def _change(self, rules: Mapping[str, list[str]]) -> None:
+        text = "".join(
+            "\n".join((f"*{table}", *several, "COMMIT", "")) for table, several in rules.items() if several
+        )
+        if text:
+            tables.restore(4, text)
 
     def _demand(self) -> None:
         """Raises WiringError for an interface behind which nobody could be told apart."""

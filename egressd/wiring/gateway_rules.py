@@ -9,6 +9,8 @@ marked !.
 * **nat**: TCP and DNS are led to egressd's listeners, which are bound to this interface alone; the rest comes to this
   host too, to be refused at once !: where forwarding is off, the kernel drops what is for somewhere else without a word.
 * **filter**: of what is left nothing is accepted, nothing is forwarded from or to this interface.
+* **Counts**: in nat, filter and mangle each source has rules without a target, which let everything pass and count it: what came
+  that must have left a record. raw has no say in that: whatever it drops is nobody's.
 * **IPv6** is dropped whole: no sandbox needs it, since every name has an IPv4 address here.
 """
 
@@ -20,7 +22,16 @@ from typing import Final
 from zlib import crc32
 
 from egressd.wiring.overlay import PREFIX, Chain, Jump, Overlay
-from egressd.wiring.ruleset import DNS_PORT, NFLOG_PREFIX, TRANSPARENT_PORT, Family, meaning
+from egressd.wiring.ruleset import (
+    DNS_PORT,
+    NFLOG_PREFIX,
+    TRANSPARENT_PORT,
+    Counted,
+    Family,
+    Kind,
+    meaning,
+    packets,
+)
 
 SOURCE_PREFIX: Final = f"{NFLOG_PREFIX}-source"
 """How NFLOG marks a packet whose source is not where it belongs: its source says nothing of who sent it."""
@@ -74,8 +85,34 @@ def nflog_group(interface: str) -> int:
 
 
 def bindings_chain(interface: str) -> str:
-    """The chain whose rules are the bindings."""
+    """The chain whose rules are the bindings, in the table raw; in others, those that count for each source."""
     return f"{PREFIX}-SRC-{interface}"
+
+
+def counting_rules(source: str) -> dict[str, tuple[tuple[str, Kind], ...]]:
+    """The rules that count what a source sends, by table, in the chain that `bindings_chain` names; and what each counts."""
+    own = f"-s {source}/32"
+    return {
+        # One for each connection, however often its first packet was sent.
+        "nat": (
+            (f"{own} -p tcp -m tcp --dport 53", "dns_connections"),
+            (f"{own} -p tcp -m tcp ! --dport 53", "connections"),
+        ),
+        "filter": ((own, "dns_datagrams"),),
+        "mangle": ((own, "packets"),),
+    }
+
+
+def counted(source: str, interface: str, saved: str) -> Counted | None:
+    """What was counted of a source, by what `iptables-save -c` printed; None where a rule that counts is gone."""
+    found = packets(saved, bindings_chain(interface))
+    totals: dict[Kind, int] = {}
+    for table, rules in counting_rules(source).items():
+        for rule, kind in rules:
+            if (table, meaning(rule)) not in found:
+                return None
+            totals[kind] = found[table, meaning(rule)]
+    return Counted(**totals)
 
 
 def gateway_overlay(family: Family, interface: str) -> Overlay:
@@ -134,9 +171,11 @@ def _four(interface: str) -> Overlay:
             ),
         ),
         ("filter", (
+            Chain(bindings_chain(interface), changing=True),
             Chain(
                 f"{PREFIX}-I-{interface}",
                 (
+                    f"-p udp -m udp --dport {DNS_PORT} -j {bindings_chain(interface)}",
                     f"-p udp -m udp --dport {DNS_PORT} -j ACCEPT",
                     f"-p tcp -m tcp --dport {DNS_PORT} -j ACCEPT",
                     f"-p tcp -m tcp --dport {TRANSPARENT_PORT} -j ACCEPT",
@@ -148,6 +187,7 @@ def _four(interface: str) -> Overlay:
             Chain(f"{PREFIX}-F-{interface}", refusing, _both_ways(interface)),
         )),
         ("mangle", (
+            Chain(bindings_chain(interface), changing=True),
             Chain(
                 from_,
                 (
@@ -155,15 +195,18 @@ def _four(interface: str) -> Overlay:
                     "-p tcp -m tcp --tcp-flags FIN,SYN,RST,ACK SYN -m conntrack --ctstate NEW -j RETURN",
                     "-p tcp -m conntrack --ctstate ESTABLISHED --ctdir ORIGINAL -j RETURN",
                     "-p icmp -m conntrack --ctstate RELATED -j RETURN",
+                    f"-j {bindings_chain(interface)}",
                     log,
                 ),
                 (by,),
             ),
         )),
         ("nat", (
+            Chain(bindings_chain(interface), changing=True),
             Chain(
                 from_,
                 (
+                    f"-j {bindings_chain(interface)}",
                     f"-p udp -m udp --dport 53 -j REDIRECT --to-ports {DNS_PORT}",
                     f"-p tcp -m tcp --dport 53 -j REDIRECT --to-ports {DNS_PORT}",
                     f"-p tcp -j REDIRECT --to-ports {TRANSPARENT_PORT}",

@@ -155,7 +155,7 @@ def counted(
     """What the rules counted, from `iptables-save -c` texts by family; None where a rule that counts is gone."""
     totals: dict[Kind, int] = {}
     for family, text in saved.items():
-        packets = _packets(text)
+        counters = packets(text, "OUTPUT")
         rules = {
             "filter": _filter_rules(family, dns_port, nflog_group),
             "nat": _nat_rules(family, transparent_port, dns_port),
@@ -164,24 +164,24 @@ def counted(
             for rule in rules[table]:
                 if rule.counts is None:
                     continue
-                found = packets.get((table, meaning(rule.text)))
+                found = counters.get((table, meaning(rule.text)))
                 if found is None:
                     return None
                 totals[rule.counts] = totals.get(rule.counts, 0) + found
     return Counted(**totals)
 
 
-def _packets(saved: str) -> dict[tuple[str, str], int]:
-    """The packet counters of the chain OUTPUT, by table and rule."""
+def packets(saved: str, chain: str) -> dict[tuple[str, str], int]:
+    """The packet counters of a chain, by table and rule (as `meaning` spells it), in what `iptables-save -c` printed."""
     found: dict[tuple[str, str], int] = {}
     table = ""
     for line in saved.splitlines():
         if line.startswith("*"):
             table = line[1:].strip()
-        counters, _, rule = line.partition("] -A OUTPUT ")
-        packets = counters[1:].partition(":")[0]
-        if rule and counters.startswith("[") and packets.isascii() and packets.isdigit():
-            found[table, meaning(rule)] = int(packets)
+        counters, _, rule = line.partition(f"] -A {chain} ")
+        number = counters[1:].partition(":")[0]
+        if rule and counters.startswith("[") and number.isascii() and number.isdigit():
+            found[table, meaning(rule)] = int(number)
     return found
 
 

@@ -23,9 +23,9 @@ _HINT: Final = (
 )
 
 
-def read(family: Family) -> str:
+def read(family: Family, *, counters: bool = False) -> str:
     """What iptables-save prints now; WiringError where it cannot be read."""
-    return Program([f"{_TOOLS[family]}-save"], hint=_HINT).output()
+    return Program([f"{_TOOLS[family]}-save", *(["-c"] if counters else [])], hint=_HINT).output()
 
 
 def put(overlays: Mapping[Family, Overlay]) -> None:

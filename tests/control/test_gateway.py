@@ -17,6 +17,7 @@ from egressd.wiring import sidecar
 from egressd.wiring.errors import WiringError
 from egressd.wiring.gateway_rules import Binding
 from egressd.wiring.namespace import Listener
+from egressd.wiring.ruleset import Counted
 
 MAC = "82:67:be:50:0c:8c"
 BRIDGES = {"br0": ("a", "b"), "br1": ("c",)}
@@ -53,10 +54,16 @@ class Kernel:
     def bind(self, binding: Binding) -> None:
         self.bound.append(binding)
 
-    def release(self, source: str) -> None:
+    def stop(self, source: str) -> None:
         if self.fails:
             raise WiringError("iptables", "not there")
         self.bound = [each for each in self.bound if each.source != source]
+
+    def release(self, source: str, binding: Binding | None = None) -> Counted:
+        if self.fails:
+            raise WiringError("iptables", "not there")
+        self.bound = [each for each in self.bound if each.source != source]
+        return Counted(connections=3)
 
     def listeners(self) -> tuple[Listener, ...]:
         return ()

@@ -9,6 +9,7 @@ import pytest
 from egressd.control.reconciliation import Found, losses
 from egressd.journal.admission import admit
 from egressd.policy.reasons import Reason
+from egressd.wiring.drops import Dropped
 from egressd.wiring.ruleset import Counted
 
 SANDBOX = "sbx-1"
@@ -80,3 +81,9 @@ def test_a_sandbox_is_counted_from_its_beginning_to_its_end() -> None:
     found.feed(RECORDS)
     assert found.end(SANDBOX)["connections"] == 12
     assert found.end(SANDBOX) == {}
+
+
+def test_of_what_was_only_dropped_all_is_missing() -> None:
+    records_ = losses(SANDBOX, Dropped(3, 2), {"dns_datagrams": 100, "packets": 100}, Reason.REVOKED)
+    assert [(each.layer, each.count) for each in records_] == [("dns", 3), ("packet", 2)]
+    assert losses(SANDBOX, Dropped(), {}, Reason.REVOKED) == []

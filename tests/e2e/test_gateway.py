@@ -11,8 +11,9 @@ import pytest
 
 from egressd.lab import Lab
 from egressd.lab.stand import Stand
+from egressd.wiring.ruleset import packets
 from tests.e2e.conftest import RULES, SHIPPED, build, until
-from tests.e2e.wired import API, BRIDGE, GATEWAY, SANDBOXES, Behind, Bridge, bridge, counted, left
+from tests.e2e.wired import API, BRIDGE, GATEWAY, SANDBOXES, Behind, Bridge, bridge, counted, left, ok
 
 pytestmark = [pytest.mark.e2e, pytest.mark.root]
 
@@ -93,15 +94,33 @@ def test_what_is_neither_tcp_nor_dns_is_refused_at_once_and_each_packet_recorded
     until(lambda: counted(records(gate, before), layer="packet", sandbox=gate.ids["a"]) == 7)
 
 
+def dropped_six(gate: Bridge) -> int:
+    """What the kernel counted at the rule that logs IPv6."""
+    saved = gate.lab.run("host", ["ip6tables-save", "-c"]).stdout
+    return sum(count for (_, rule), count in packets(saved, f"EGRESSD-{BRIDGE}").items() if "NFLOG" in rule)
+
+
+def counted_six(gate: Bridge, since: int) -> int:
+    """How many IPv6 packets records account for."""
+    return counted([r for r in records(gate, since, layer="packet") if ":" in (r.get("source") or "")])
+
+
 def test_ipv6_is_dropped_and_recorded(gate: Bridge, a: Behind) -> None:
-    before = len(gate.stand.records())
+    before, kernels = len(gate.stand.records()), dropped_six(gate)
     for neighbour in ("", f"ip -6 neigh replace fd00:90::1 lladdr {bridge_mac(gate)} dev eth0"):
         if neighbour:  # which nobody tells it
             a.do(neighbour)
         tried = a.inside("six")
         assert all(each["said"] is None for each in tried.values()), tried
     assert [flow for flow in gate.lab.packets("host") if flow.address == "2600:6:6::6"] == []
-    until(lambda: counted(records(gate, before), layer="packet", source="fd00:90::5") >= 4, FOLDED)
+    assert dropped_six(gate) - kernels >= 4
+    until(
+        lambda: counted_six(gate, before) == dropped_six(gate) - kernels,
+        2 * FOLDED,
+        "a record of each packet",
+    )
+    mine = records(gate, before, source="fd00:90::5")
+    assert {(r["layer"], r["sandbox"]) for r in mine} == {("packet", "unknown")}
 
 
 def test_other_protocols_go_nowhere_even_with_raw_sockets(gate: Bridge, a: Behind) -> None:
@@ -195,6 +214,27 @@ def test_nothing_is_forwarded_to_a_sandbox(gate: Bridge, a: Behind) -> None:
         assert "0 received" in pinged.stdout
     finally:
         gate.lab.run("world", ["ip", "route", "del", "10.90.0.0/24"])
+
+
+def test_the_rule_in_forward_is_what_keeps_routed_packets_here(gate: Bridge, a: Behind) -> None:
+    """By a source route a datagram comes to the gateway itself, to be sent on from there: without the rule it is."""
+    follows = "net.ipv4.conf.all.accept_source_route=1", f"net.ipv4.conf.{BRIDGE}.accept_source_route=1"
+    ok(gate.lab, " ".join(("sysctl -qw", *follows)))
+    ok(gate.lab, f"iptables -t nat -A POSTROUTING -s 10.90.0.0/24 ! -o {BRIDGE} -j MASQUERADE")
+    before = len(gate.stand.records())
+    try:
+        tried = a.inside(f"source_routed {GATEWAY} {ATTACKER}", NET_RAW)
+        assert tried["said"] == "sent", tried
+        until(lambda: counted(records(gate, before), layer="packet", sandbox=gate.ids["a"]) == 1)
+        assert left(gate.lab, ATTACKER) == []
+        ok(gate.lab, f"iptables -F EGRESSD-F-{BRIDGE}")
+        a.inside(f"source_routed {GATEWAY} {ATTACKER}", NET_RAW)
+        until(lambda: left(gate.lab, ATTACKER), what="without the rule it leaves")
+    finally:
+        ok(gate.lab, f"iptables -t nat -D POSTROUTING -s 10.90.0.0/24 ! -o {BRIDGE} -j MASQUERADE")
+        ok(gate.lab, " ".join(("sysctl -qw", *follows)).replace("=1", "=0"))
+        gate.daemon.ask("problems")  # which puts the rule back
+    assert gate.daemon.ask("problems") == []
 
 
 def test_who_gets_an_address_next_inherits_nothing(gate: Bridge, a: Behind) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 
@@ -9,6 +10,8 @@ import pytest
 
 from egressd.lab import Lab
 from egressd.lab.stand import Stand
+from egressd.wiring import gateway_rules
+from egressd.wiring.ruleset import Counted
 from tests.e2e.conftest import RULES, SHIPPED, build, until
 from tests.e2e.wired import API, BEHIND, BRIDGE, GATEWAY, Bridge, Pod, Served, bridge, counted, left, pod
 
@@ -29,6 +32,20 @@ def flush(made: Bridge | Pod, *rules: str) -> None:
         assert made.lab.run("host", rule.split()).returncode == 0, rule
 
 
+def _accounts(stand: Stand, seen: dict[str, str], kernels: Counted) -> bool:
+    """Whether records account for what the kernel counted, no less and no more."""
+    records = stand.records()
+    dns = {
+        channel: counted(records, layer="dns", channel=channel, **seen) for channel in ("dns-tcp", "dns-udp")
+    }
+    return kernels == Counted(
+        counted(records, layer="connection", **seen),
+        dns["dns-tcp"],
+        dns["dns-udp"],
+        counted(records, layer="packet", **seen),
+    )
+
+
 def test_a_gateway_s_life(lab: Lab) -> None:
     more = f"gateway: {{interfaces: [{BRIDGE}]}}\n"
     with Stand(lab, RULES, shipped=SHIPPED, more=more) as stand, bridge(lab, stand, real=True) as made:
@@ -47,8 +64,26 @@ def test_a_gateway_s_life(lab: Lab) -> None:
         until(served.ready, what="it is ready again")
         assert a.run(f"curl -sS -m 20 {API}").stdout.isdigit()
 
+        # What the kernel counts is what is written, for each; what it counted and nobody wrote is told.
+        a.inside("not_tcp")
+        for name, sandbox in (("a", a), ("b", b)):
+            seen = {"sandbox": made.ids[name]}
+            counts = gateway_rules.counted(
+                sandbox.address, BRIDGE, lab.run("host", ["iptables-save", "-c"]).stdout
+            )
+            assert counts is not None
+            assert counts.packets == (7 if sandbox is a else 0)
+            until(functools.partial(_accounts, stand, seen, counts), what=f"records of {counts}")
+        flush(made, f"iptables -t mangle -R EGRESSD-SRC-{BRIDGE} 2 -s {b.address} -c 5 500")
+        assert made.ids["b"] in served.ask("revoke b")
+        (lost,) = stand.records(event="lost", sandbox=made.ids["b"])
+        assert (lost["layer"], lost["count"]) == ("packet", 5)
+        made.ids["b"] = b.create()
+
         old = made.ids["a"]
         assert old in served.ask("revoke a")
+        assert stand.records(event="lost", sandbox=old) == []
+        assert a.address not in "".join(rule for rule in made.rules() if "EGRESSD" in rule)
         assert a.run(f"curl -sS -m 3 {API}").returncode != 0
         until(lambda: counted(stand.records(), reason="unknown_sandbox", source=a.address) > 0)
         assert b.run(f"curl -sS -m 20 {API}").stdout.isdigit()
