@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from egressd.cli import log_verify
 from egressd.cli.folding import folded
-from egressd.cli.log_export import print_csv, print_json
+from egressd.cli.log_export import print_csv, print_json, print_ocsf
 from egressd.cli.log_source import Choice, NoJournal, Opened, open_journal, search
 from egressd.cli.log_source import follow as following
 from egressd.cli.log_summary import print_summary, summed
@@ -29,7 +29,7 @@ from egressd.journal.reader import BadFilter, Line, Tally
 _SHOW = "show"
 
 type Verdict = Literal["allow", "deny", "ask"]
-type Form = Literal["folded", "each", "followed", "summary", "json", "csv", "test"]
+type Form = Literal["folded", "each", "followed", "summary", "json", "ocsf", "csv", "test"]
 
 
 class _Out(Console):
@@ -80,6 +80,7 @@ def log(
     ] = False,
     each: Annotated[bool, typer.Option("--each", help="Each record in a row of its own, ends too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The lines of the journal as they are.")] = False,
+    as_ocsf: Annotated[bool, typer.Option("--ocsf", help="OCSF events, a line each.")] = False,
     as_csv: Annotated[
         bool, typer.Option("--csv", help="Comma-separated values, every field a column.")
     ] = False,
@@ -96,7 +97,9 @@ def log(
     """Print the wanted records, newest last; exits 0 even if there is none."""
     query = _query(words or [], {"sandbox": sandbox, "verdict": verdict, "host": host, "since": since})
     choice: Choice = "auto" if index is None else ("always" if index else "never")
-    form = _form(summary=summary, each=each, follow=follow, json=as_json, csv=as_csv, test=as_test)
+    form = _form(
+        summary=summary, each=each, follow=follow, json=as_json, ocsf=as_ocsf, csv=as_csv, test=as_test
+    )
     name = _file(words or [])
     tally = Tally()
     try:
@@ -127,6 +130,8 @@ def _print_lines(lines: Iterable[Line], form: Form, query: Query) -> None:
             _print_tests(lines)
         case "json":
             print_json(lines)
+        case "ocsf":
+            print_ocsf(lines)
         case "csv":
             print_csv(lines)
         case _:
@@ -183,14 +188,15 @@ def _file(words: list[str]) -> str | None:
     return files[0] if files else None
 
 
-def _form(*, summary: bool, each: bool, follow: bool, json: bool, csv: bool, test: bool) -> Form:
-    if summary + json + csv + test + each > 1 or (follow and (summary or test)):
+def _form(*, summary: bool, each: bool, follow: bool, json: bool, ocsf: bool, csv: bool, test: bool) -> Form:
+    if summary + json + ocsf + csv + test + each > 1 or (follow and (summary or test)):
         _refuse(
-            "--summary, --each, --json, --csv and --as-test exclude each other, and --follow the first and the last"
+            "--summary, --each, --json, --ocsf, --csv and --as-test exclude each other, and --follow the first and the last"
         )
     forms: dict[Form, bool] = {
         "summary": summary,
         "json": json,
+        "ocsf": ocsf,
         "csv": csv,
         "test": test,
         "followed": follow,

@@ -28,6 +28,15 @@ def print_json(lines: Iterable[Line]) -> None:
     out.flush()
 
 
+def print_ocsf(lines: Iterable[Line]) -> None:
+    """Print each record as an OCSF event."""
+    from egressd.journal.ocsf import event_of
+
+    for line in lines:
+        sys.stdout.buffer.write(to_line(event_of(line.fields)))
+    sys.stdout.buffer.flush()
+
+
 def print_csv(lines: Iterable[Line]) -> None:
     """Print a header and a row for each record, every field a column (RFC 4180); objects are JSON."""
     table = csv.writer(sys.stdout, lineterminator="\r\n")

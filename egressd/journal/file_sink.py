@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from egressd.journal.chain import BEGINNING, NOTHING, Line, read_end
-from egressd.journal.rotation import Terms, folder_of, moment_of, prune, rotated_path
+from egressd.journal.rotation import Terms, folder_of, moment_of, rotated_path
 from egressd.journal.sinks import (
     LINE_LIMIT,
     Busy,
@@ -110,7 +110,7 @@ class FileSink:
             self._born = moment_of(os.pread(self._fd, _FIRST_LINE, 0), now)
         return now - self._born >= terms.max_age
 
-    def rotate(self, now: float) -> list[str]:
+    def rotate(self, now: float) -> None:
         """Move the file into the folder beside it and go on in a new one."""
         target = rotated_path(self._path, now, self._last.seq)
         try:
@@ -124,7 +124,6 @@ class FileSink:
         self._take(fresh)
         os.close(old)
         self._size, self._known = 0, last
-        return prune(self._path, self._terms, now)
 
     def sync(self) -> None:
         """Wait until what was written is on the disk."""
@@ -188,8 +187,7 @@ class FileSink:
         if self._tip is None:
             return True
         tip = self._tip.read()
-        if tip == self._known or self._known is BEGINNING:
-            self._known = tip
+        if tip == self._known:
             return True
         self._known, self._size = tip, -1  # another run wrote, here or in a file that took this one's place
         try:

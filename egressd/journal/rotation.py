@@ -9,6 +9,8 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -63,24 +65,29 @@ def rotated_files(journal: Path) -> list[Path]:
     return sorted(names, key=lambda path: _last_of(path.name))
 
 
-def prune(journal: Path, terms: Terms, now: float) -> list[str]:
-    """Remove rotated files that are too many or too old; returns their names, oldest first. What cannot be removed stays."""
+def doomed(journal: Path, terms: Terms, now: float) -> list[Path]:
+    """Return the rotated files that are too many or too old, oldest first; none where the folder cannot be read."""
     try:
-        files = rotated_files(journal)
+        files = rotated_files(journal) if terms.max_files or terms.retain else []
     except OSError:
         return []
     over = len(files) - terms.max_files if terms.max_files else 0
-    gone: list[str] = []
+    found: list[Path] = []
     for number, path in enumerate(files):
-        old = terms.retain and now - closed_at(path.name) > terms.retain
-        if number >= over and not old:
+        if number >= over and not (terms.retain and now - closed_at(path.name) > terms.retain):
             break  # the newer ones are no older
-        try:
-            path.unlink()
-        except OSError:
-            break
-        gone.append(path.name)
-    return gone
+        found.append(path)
+    return found
+
+
+def remove(files: Iterable[Path]) -> None:
+    """Remove files, and what was made of them; what cannot be removed stays."""
+    for path in files:
+        for each in (path, path.with_name(f"{path.name}.d") / f"{path.name}.index"):
+            with suppress(OSError):
+                each.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.with_name(f"{path.name}.d").rmdir()
 
 
 def last_line_of(name: str) -> int:

@@ -59,8 +59,8 @@ class Sink(Protocol):
     def is_due(self, now: float) -> bool:
         """Within a turn, say whether it is time for another file, by size or by the age of what is in it."""
 
-    def rotate(self, now: float) -> list[str]:
-        """Within a turn, go on in another file; returns what was removed for being old or too many; raises JournalUnavailable."""
+    def rotate(self, now: float) -> None:
+        """Within a turn, go on in another file; raises JournalUnavailable, and then the old one stays in use."""
 
     def sync(self) -> None:
         """Have what was written outlive a power failure, where the sink can; raises JournalUnavailable. Any thread may."""

@@ -64,9 +64,8 @@ class StreamSink:
         """Never: a stream is its reader's to divide."""
         return False
 
-    def rotate(self, now: float) -> list[str]:  # noqa: ARG002 -- the protocol's
+    def rotate(self, now: float) -> None:
         """Nothing: a stream is its reader's to divide."""
-        return []
 
     def sync(self) -> None:
         """Nothing: what a stream becomes is its reader's."""

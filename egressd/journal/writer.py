@@ -16,7 +16,7 @@ from egressd.journal.chain import BEGINNING, Line, Link, chained
 from egressd.journal.heads import Signer
 from egressd.journal.opening import open_sink
 from egressd.journal.record import Event, Record, new_id
-from egressd.journal.rotation import REMOVED, Terms
+from egressd.journal.rotation import REMOVED, Terms, doomed, remove
 from egressd.journal.sinks import STDOUT, Busy, Full, JournalUnavailable, Sink, Standing
 from egressd.policy.reasons import Reason
 
@@ -28,6 +28,7 @@ WAITING_LIMIT = 256
 _BUSY_PAUSE = 0.005
 _SYNC_PAUSE = 1.0
 _ROTATE_AGAIN = 60.0
+_PRUNE_PAUSE = 60.0
 _ROOM = chain.ROOM + heads.ROOM
 _LOST_LIMIT = 1024  # sandboxes whose losses are counted apart; the set is control's own, so this is never met
 _LOST_WORDS = {
@@ -86,6 +87,8 @@ class Journal:
         self._unsigned = 0
         self._unsigned_since = 0.0
         self._rotated_last = 0.0
+        self._prune_due = 0.0
+        self._pruning: asyncio.Future[None] | None = None
         self._hearers: list[Hearer] = []
         self._syncing: asyncio.Task[None] | None = None
         self._sync_due: float | None = None
@@ -139,8 +142,13 @@ class Journal:
         self._hearers.append(hearer)
 
     def tend(self) -> None:
-        """Do what time alone asks for: sign, and have the disk keep what was written. Called each second; never raises."""
+        """Do what time alone asks for: sign, have the disk keep what was written, remove what is old.
+
+        Called each second, in a running loop; never raises.
+        """
         now = self._clock()
+        if now >= self._prune_due:
+            self._prune(now)
         if self._unsigned and now - self._unsigned_since >= self._terms.sign_seconds:
             self._write([])
         if self._terms.fsync == "interval" and self._sync_due is not None and now >= self._sync_due:
@@ -308,14 +316,24 @@ class Journal:
         """
         self._put(own, before, signing=True)
         now = self._clock()
+        self._prune_due = now
+        last = max(before, self._last, key=lambda link: link.seq)
         try:
-            said = [f"{REMOVED}{name}" for name in self._sink.rotate(now)]
+            self._sink.rotate(now)
         except JournalUnavailable as error:
             self._rotated_last = now  # not tried again at once
-            said = [f"not rotated: {error}"]
-        last = max(before, self._last, key=lambda link: link.seq)
-        self._put([self._own_line("journal", detail=each) for each in said], last)
+            self._put([self._own_line("journal", detail=f"not rotated: {error}")], last)
         return max(last, self._last, key=lambda link: link.seq)
+
+    def _prune(self, now: float) -> None:
+        """Remove the rotated files that are too many or too old, in a thread: a large one takes its time."""
+        self._prune_due = now + _PRUNE_PAUSE
+        if self._pruning is not None and not self._pruning.done():
+            return
+        files = doomed(Path(self.target), self._terms, now)
+        said = [self._own_line("journal", detail=f"{REMOVED}{path.name}") for path in files]
+        if files and not self._write(said):  # first: what nobody is told of does not go
+            self._pruning = asyncio.get_running_loop().run_in_executor(None, remove, files)
 
     def _own_line(
         self, event: Event, *, detail: str | None = None, torn: str | None = None, key: str | None = None

@@ -244,6 +244,13 @@ def test_csv_has_every_field_and_no_cell_that_a_spreadsheet_would_run(tmp_path: 
     assert told[0]["seq"] == ""
 
 
+def test_ocsf_is_an_event_a_line(tmp_path: Path) -> None:
+    told = run(
+        write(tmp_path / "j", allowed(1), ended(1), allowed(2)), "--ocsf", "verdict:allow"
+    ).stdout.splitlines()
+    assert [json.loads(line)["http_request"]["url"]["path"] for line in told] == ["/1", "/2"]
+
+
 # --- following
 
 
@@ -279,8 +286,8 @@ def now(**fields: Any) -> dict[str, Any]:
 def test_top_once_draws_the_last_while(tmp_path: Path) -> None:
     old = allowed(1, time=timestamp(time.time() - 3600))
     file = write(tmp_path / "j", old, now(), now(verdict="deny", reason="not_allowed", host="b.evil.com"))
-    shown = run(file, "--once", verb="top").stdout
-    assert shown.startswith("2 attempts in 60 s (0.0/s), 50.0 % denied or asked for, 1 sandboxes")
+    shown = run(file, "--once", "--window", "900", verb="top").stdout
+    assert shown.startswith("2 attempts in 900 s (0.0/s), 50.0 % denied or asked for, 1 sandboxes")
     assert "evil.com" in shown
     assert "LATEST DENIALS" in shown
     assert shown.splitlines()[-1].endswith("box  deny  GET https://b.evil.com/1  not_allowed")

@@ -17,7 +17,7 @@ import pytest
 from egressd.journal import schema
 from egressd.journal.heads import KeyUnusable, Signer, key_id, public_key_path, read_public_key
 from egressd.journal.record import Record
-from egressd.journal.rotation import Terms, folder_of, rotated_files
+from egressd.journal.rotation import Terms, closed_at, folder_of, rotated_files
 from egressd.journal.tip import parse, tip_path
 from egressd.journal.verification import Outcome, Verification
 from egressd.journal.writer import Journal, JournalUnavailable
@@ -68,6 +68,15 @@ class Kept:
         for line, place in self.lines():
             walk.feed(line, place)
         return walk.end(parse(tip_path(self.state, self.path).read_bytes()))
+
+
+def tend(journal: Journal) -> None:
+    """Have the journal do what time asks for, to its end: a loop waits for its threads."""
+
+    async def story() -> None:
+        journal.tend()
+
+    asyncio.run(story())
 
 
 @pytest.fixture
@@ -141,7 +150,8 @@ def test_rotated_files_that_are_too_many_are_removed_and_the_journal_says_which(
     for n in range(6):
         journal.append([a_record(str(n))])
         kept.clock.now += 1
-    assert len(rotated_files(kept.path)) == 2
+    tend(journal)
+    assert len(rotated_files(kept.path)) == 2 + 1  # what it says of them began another
     removed = [r["detail"] for r in kept.records() if r["event"] == "journal"]
     assert removed
     assert all(detail.startswith("removed by retention: 20270115T0800") for detail in removed)
@@ -157,7 +167,9 @@ def test_rotated_files_that_are_too_old_are_removed(kept: Kept) -> None:
     for n in range(4):
         journal.append([a_record(str(n))])
         kept.clock.now += 90
-    assert len(rotated_files(kept.path)) == 2
+    tend(journal)
+    closed = [closed_at(path.name) for path in rotated_files(kept.path)]
+    assert closed == [NOW + 270, NOW + 360]  # what it says of them began another
 
 
 def test_two_runs_share_a_journal_that_one_of_them_rotates(kept: Kept) -> None:
@@ -167,6 +179,16 @@ def test_two_runs_share_a_journal_that_one_of_them_rotates(kept: Kept) -> None:
         other.append([a_record(f"other {n}")])
     assert rotated_files(kept.path)
     assert [r["seq"] for r in kept.records()] == list(range(1, other.seq + 1))
+    assert kept.verify().is_sound
+
+
+def test_a_run_that_opened_a_file_just_before_another_rotated_it_writes_to_the_new_one(kept: Kept) -> None:
+    one = kept.open(max_size=1)
+    one.append([a_record("old")])
+    other = kept.open()
+    one.append([a_record("new")])
+    other.append([a_record("new too")])
+    assert [json.loads(line)["detail"] for line in kept.path.read_bytes().splitlines()] == ["new", "new too"]
     assert kept.verify().is_sound
 
 
@@ -215,10 +237,10 @@ def test_a_head_is_signed_after_so_many_lines_or_seconds_and_at_the_end(kept: Ke
     journal = kept.open(sign_lines=4, sign_seconds=10)
     journal.append([a_record(str(n)) for n in range(4)])
     journal.append([a_record("one more")])
-    journal.tend()
+    tend(journal)
     kept.clock.now += 10
-    journal.tend()
-    journal.tend()
+    tend(journal)
+    tend(journal)
     journal.append([a_record("the last")])
     journal.close()
     kept.journals.clear()
