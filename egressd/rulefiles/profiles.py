@@ -44,6 +44,7 @@ def read_organisation(
 
 def check_group(group: Group, today: dt.date) -> None:
     """Add what is wrong with a group by itself, whoever names it."""
+    check_rules(group.written, None, today)
     _check_expiry(group.written, today)
 
 

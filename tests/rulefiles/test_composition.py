@@ -239,6 +239,27 @@ def test_a_child_may_narrow_and_adds_only_where_it_says_so(
     assert code in found, str(rules)
 
 
+@pytest.mark.parametrize("named", [{}, {"groups": ["shared"]}], ids=["nobody names", "a profile names"])
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"allow": [{**NARROW, "mode": "observe"}]},
+        {"allow": [{**NARROW, **UNTIL, "credential": "key"}]},
+        {"deny": [{"addresses": ["10.0.0.0/8"], **UNTIL}]},
+        {"deny": [{"hosts": ["a.example.com"], "mode": "observe", "observe_until": "2027-12-01"}]},
+    ],
+    ids=["without an end", "with a credential", "a denial of addresses", "for too long"],
+)
+def test_what_cannot_only_observe_is_a_problem_of_the_group(named: Written, entry: Written) -> None:
+    rules = load(
+        organisation={"schema": 1},
+        groups__shared={"schema": 1, "group": "shared", **entry},
+        profiles__a={"schema": 1, "profile": "a", **named},
+    )
+    assert isinstance(rules, Problems)
+    assert [problem.code for problem in rules] == [Code.OBSERVE]
+
+
 def test_what_extends_a_profile_with_a_mistake_does_not_repeat_it() -> None:
     rules = load(
         organisation={"schema": 1},
