@@ -81,11 +81,7 @@ class Session:
         settings = self._config.settings()
         authority = load_or_create(self._config.ca, time.time())
         trust = build_trust(self._config.ca.trust, authority.trusted_pem)
-        if (
-            self._adopted is not None
-        ):  # before there is a sandbox: the state directory is masked if it is there
-            self._keep(self._adopted)
-            self._adopted = None  # a large one is not held for nothing
+        self._keep(self._rules)  # before there is a sandbox: the state directory is masked if it is there
         spec, notes = spec_of(self._request, self._config, self._environ, self.id, trust, self._keyring)
         if self._keyring.used and (unlocked := keep_from_swap()) is not None:
             notes.append(unlocked)
