@@ -33,6 +33,8 @@ bench: .venv/ready packages ## start-up beside peers, a credential's cost, then 
 	@$(BIN)/python -m bench.startup $(RUNS)
 	@$(BIN)/python -m bench.credentials
 	@$(BIN)/python -m bench.rules
+	@$(BIN)/python -m bench.journal
+	@$(BIN)/python -m bench.log
 	@echo 'bench: these are the 25 slowest tests, which bound nothing.'
 	@$(BIN)/python -m pytest -q --durations=25 $(ARGS)
 

@@ -82,12 +82,11 @@ def main(records: int) -> None:
         path = Path(name) / "journal.jsonl"
         write(path, records)
         print(f"{records:,} records, {path.stat().st_size / 1e9:.2f} GB")
-        print(
-            f"index made in {ask(path, '--index', 'verdict:ask'):.1f} s, {index_path(path).stat().st_size / 1e9:.2f} GB"
-        )
+        made = ask(path, "--index", "verdict:ask")
+        print(f"index made: {made}, {index_path(path).stat().st_size / 1e9:.2f} GB", flush=True)
         for words in QUERIES:
             by_index, by_reading = ask(path, "--index", *words), ask(path, "--no-index", *words)
-            print(f"{by_index} by the index, {by_reading} without: {' '.join(words)}")
+            print(f"{by_index} by the index, {by_reading} without: {' '.join(words)}", flush=True)
 
 
 if __name__ == "__main__":
