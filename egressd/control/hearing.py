@@ -44,7 +44,6 @@ from egressd.gate.messages import (
     ToControl,
     Written,
 )
-from egressd.gate.standing import NOTHING
 from egressd.journal.record import NOBODY
 from egressd.journal.writer import BadRecord
 
@@ -64,9 +63,6 @@ class Manned(Protocol):
 
     def lose(self, worker: Worker, why: str) -> None:
         """End a worker that is believed no more."""
-
-    def stand(self, sandbox: SandboxState) -> None:
-        """Have it known how a sandbox's requests for access stand."""
 
 
 class Hearing:
@@ -140,11 +136,6 @@ class Hearing:
 
     def _on_done(self, worker: Worker, message: Serving | Sharing | Gone | Adopted) -> None:
         what = message.type
-        served = self._post.sandboxes.get(message.sandbox) if isinstance(message, Serving) else None
-        if (
-            served is not None and served.standing != NOTHING
-        ):  # to who is not there yet nothing can be told of it
-            self._post.stand(served)
         match message:
             case Serving() | Gone():
                 of: tuple[str, ...] = (message.sandbox,)

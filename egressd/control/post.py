@@ -38,6 +38,7 @@ from egressd.gate.messages import (
     Stand,
     Unshare,
 )
+from egressd.gate.standing import NOTHING
 from egressd.policy.effective import EffectivePolicy
 from egressd.policy.reasons import Reason
 
@@ -429,6 +430,8 @@ class Post:
         levels = sandbox.levels_payload(time.monotonic())
         payloads = sandbox.policy_payload(), sandbox.pairs_payload(), levels
         worker.tell(message, payloads, [listener.socket.fileno() for listener in sandbox.listeners])
+        if sandbox.standing != NOTHING:
+            worker.tell(Stand(sandbox=sandbox.id), (sandbox.standing_payload(),))
 
     def _give_shared(self, worker: Worker, shared: SharedListeners) -> None:
         if shared.id in worker.given:

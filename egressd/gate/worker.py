@@ -82,7 +82,7 @@ from egressd.gate.policies import Policies
 from egressd.gate.reporting import ChannelRecorder
 from egressd.gate.sandbox import Sandbox
 from egressd.gate.sharing import Sharing as SharedListeners
-from egressd.gate.standing import read_standing
+from egressd.gate.standing import NOTHING, Standing, read_standing
 from egressd.gate.tenant import Tenant
 from egressd.gate.tls.leaves import Issuer, Leaves
 from egressd.gate.via import Via, read_credentials
@@ -111,6 +111,8 @@ class Worker:
         self._policies = Policies()
         self._turn = asyncio.Lock()
         """Whoever reads a policy: what comes with one is carried out in the order in which it came."""
+        self._foretold: dict[str, Standing] = {}
+        """How the requests of those stand who are to come."""
         self._coming: dict[str, Serve] = {}
         """Whom to carry once the policy is read; whoever is revoked or left to a successor before is taken out."""
         self._room = Descriptors(resource.getrlimit(resource.RLIMIT_NOFILE)[0], lambda: len(self._tenants))
@@ -174,6 +176,8 @@ class Worker:
             tenant.sandbox.standing = standing
             tenant.rejudge()
             self._asking.moved(message.sandbox)
+        elif message.sandbox in self._coming:
+            self._foretold[message.sandbox] = standing
 
     def _on_shared(
         self,
@@ -264,6 +268,7 @@ class Worker:
             self._carry(message, sandbox, listeners)
 
     def _carry(self, message: Serve, sandbox: Sandbox, listeners: list[socket.socket]) -> None:
+        sandbox.standing = self._foretold.pop(sandbox.id, NOTHING)
         sandbox.placeholders.update(message.placeholders)
         self._services.placeholders.update(message.placeholders.values())
         if message.answers == "self":
@@ -271,10 +276,10 @@ class Worker:
         tenant = self._tenants[sandbox.id] = Tenant(
             sandbox, self._rooted[message.root], lambda name, address: self._store(sandbox.id, name, address)
         )
+        tenant.rejudge()
         for spec, listener in zip(message.listeners, listeners, strict=True):
             tenant.listen(spec, listener)
         self._shared.enter(message)
-        tenant.rejudge()
         self._send(Serving(sandbox=sandbox.id))
 
     async def _store(self, sandbox: str, name: Name, address: IPv4Address) -> None:
@@ -324,6 +329,7 @@ class Worker:
 
     async def _revoke(self, message: Revoke) -> None:
         self._coming.pop(message.sandbox, None)
+        self._foretold.pop(message.sandbox, None)
         self._shared.leave(message.sandbox)
         tenant = self._tenants.pop(message.sandbox, None)
         if tenant is not None:

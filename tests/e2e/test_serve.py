@@ -277,3 +277,20 @@ def test_descriptors_come_back(shared: Daemon) -> None:
         stand.run(["true"])
         shared.revoke(shared.create()["sandbox"]["id"])
     until(lambda: open_sockets(shared.process.pid) <= before, what="the descriptors' return")
+
+
+def test_what_a_sandbox_of_the_daemon_may_not_do_is_approved_and_taken_back(shared: Daemon) -> None:
+    made = shared.create()
+    sandbox, post = made["sandbox"]["id"], "-X POST"
+    url = ALLOWED.replace("/echo", "/upload")
+    assert curl(shared.stand, made, url, more=post) == "403"
+    status, asked = shared.ask("POST", "/v1/approvals", {"sandbox": sandbox, "request": f"POST {url}"})
+    assert (status, asked["reason"]) == (201, "method_not_allowed")
+    body = {"scope": "request", "length": "15m", "policy": asked["policy"], "because": "a test"}
+    status, approved = shared.ask("POST", f"/v1/approvals/{asked['id']}/approve", body)
+    assert (status, approved["state"]) == (200, "approved")
+    assert curl(shared.stand, made, url, more=post) == "200"
+    assert shared.ask("DELETE", f"/v1/grants/{approved['grant']}")[0] == 200
+    assert curl(shared.stand, made, url, more=post) == "403"
+    [record] = shared.stand.records(event="decision", layer="request", grant=approved["grant"])
+    assert (record["sandbox"], record["verdict"], record["reason"]) == (sandbox, "allow", "grant")

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import importlib
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,8 @@ from egressd.control.estate import StateError
 from egressd.control.voice import say
 
 _MARK: Final = "-run-"
+_SETTLED: Final = 60.0
+"""Seconds after which a socket that nobody listens at is one that was left."""
 
 
 def place_of(control_socket: Path, sandbox: str) -> Path:
@@ -36,9 +39,23 @@ def places(control_socket: Path) -> Iterator[Path]:
         )
 
 
+def _sweep(control_socket: Path) -> None:
+    """Take away the sockets of runs that were killed; one that was made just now may not be listened at yet."""
+    for path in places(control_socket):
+        with contextlib.suppress(OSError):
+            if abs(time.time() - path.lstat().st_mtime) < _SETTLED:
+                continue
+            found = peers.connect(path, socket.SOCK_STREAM)
+            if found is None:
+                path.unlink()
+            else:
+                found.close()
+
+
 async def serve_alone(config: Config, sandbox: str, office: Office, *, asks: bool) -> None:
     """Serve until cancelled. Where there can be no socket nobody can approve: told if the rules ask, and the run goes on."""
     path = place_of(config.control_socket, sandbox)
+    _sweep(config.control_socket)
     # aiohttp takes a tenth of a second to import, in which control would answer nobody.
     module = await asyncio.to_thread(importlib.import_module, "egressd.control.api_server")
     server = module.ApiServer()
