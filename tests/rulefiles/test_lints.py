@@ -103,8 +103,8 @@ def test_many_rules_are_looked_through_in_time() -> None:
         "profiles/p.yaml": {"schema": 1, "profile": "p", "owner": "o", "allow": entries},
     }
     source = RuleSource({path: json.dumps(value).encode() for path, value in files.items()})
-    began = time.monotonic()
+    began = time.process_time()
     rules = load_source(source, now=NOW)
     assert isinstance(rules, Rules), str(rules)
     assert lint(rules, TODAY) == []
-    assert time.monotonic() - began < 30
+    assert time.process_time() - began < 30

@@ -332,4 +332,4 @@ def test_two_thousand_rules_with_a_hundred_thousand_hosts_load_in_seconds() -> N
     began = time.process_time()
     rules = loaded("\n".join(lines) + "\n")
     assert len(rules.effective("box").entries) == 2000
-    assert time.process_time() - began < 10, "2 s on a slow machine; ten would be something quadratic"
+    assert time.process_time() - began < 30, "2 s on a slow machine; thirty would be something quadratic"

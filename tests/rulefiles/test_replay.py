@@ -168,7 +168,7 @@ def test_memory_is_flat_however_long_the_journal_is(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(replay, "MOST_ROWS", 300)
     said = rules(allow=[DOCS])
     peaks = []
-    for number in (3_000, 12_000):
+    for number in (1_500, 6_000):
         impact = Impact(with_record(said.policies, NOW))
         tracemalloc.start()
         try:
