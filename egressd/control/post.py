@@ -24,7 +24,7 @@ from egressd.control.recording import Recording
 from egressd.control.sandboxes import SandboxState
 from egressd.control.sources import SharedListeners, Sources
 from egressd.control.voice import say
-from egressd.control.worker import Outfit, Worker, WorkerFailed
+from egressd.control.worker import Outfit, Worker, WorkerFailed, within
 from egressd.gate.channel import Channel
 from egressd.gate.messages import (
     TO_CONTROL,
@@ -33,12 +33,9 @@ from egressd.gate.messages import (
     Drain,
     Recall,
     Revoke,
-    Serve,
-    Share,
     Stand,
     Unshare,
 )
-from egressd.gate.standing import NOTHING
 from egressd.policy.effective import EffectivePolicy
 from egressd.policy.reasons import Reason
 
@@ -46,7 +43,6 @@ _AT_ONCE: Final = 1000
 """Ids in one message."""
 _HANDED: Final = 16
 """Sandboxes that are handed over and not yet served: their descriptors are open twice."""
-_START_TIMEOUT: Final = 20.0
 _READY_TIMEOUT: Final = 60.0
 """Seconds for a worker to import everything, on a machine that has much else to do; one that dies is found out at once."""
 _CUT_TIMEOUT: Final = 3.0
@@ -118,7 +114,7 @@ class Post:
         self._hearing.enter(sandbox.id)
         serving = self._hearing.expect("serving", sandbox.id)
         if self.worker is not None:
-            self._give(self.worker, sandbox)
+            self._outfit.give(self.worker, sandbox)
         await within(serving, "the worker did not serve the sandbox")
 
     async def adopt(self, policy: EffectivePolicy, ids: Sequence[str]) -> None:
@@ -167,7 +163,7 @@ class Post:
         self.shares[shared.id] = shared
         sharing = self._hearing.expect("sharing", shared.id)
         if self.worker is not None:
-            self._give_shared(self.worker, shared)
+            self._outfit.share(self.worker, shared)
         await within(sharing, "the worker did not serve the shared listeners")
 
     async def unshare(self, shared_id: str) -> None:
@@ -401,47 +397,14 @@ class Post:
             if sandbox.id in worker.given or not (neighbour or sandbox.id in self.sandboxes):
                 continue
             handed.append(worker.expect("serving", sandbox.id))
-            (self._neighbours.tell if neighbour else self._give)(worker, sandbox)
+            (self._neighbours.tell if neighbour else self._outfit.give)(worker, sandbox)
             if len(handed) >= _HANDED:
                 await within(handed.popleft(), "the worker did not serve a sandbox")
         for serving in handed:
             await within(serving, "the worker did not serve a sandbox")
         for shared in tuple(self.shares.values()):  # last: whoever comes by them is known by then
-            self._give_shared(worker, shared)
+            self._outfit.share(worker, shared)
         self._arrivals.settle(worker, self.sandboxes)
-
-    def _give(self, worker: Worker, sandbox: SandboxState) -> None:
-        worker.given.add(sandbox.id)
-        if sandbox.root not in worker.renew_at:
-            self._outfit.renew(worker, sandbox.root)
-        message = Serve(
-            sandbox=sandbox.id,
-            labels=sandbox.labels,
-            traceparent=sandbox.traceparent,
-            listeners=tuple(listener.spec for listener in sandbox.listeners),
-            placeholders=sandbox.placeholders,
-            token=sandbox.token,
-            source=sandbox.source,
-            interface=sandbox.interface,
-            answers=sandbox.answers,
-            own=sandbox.own,
-            root=sandbox.root,
-        )
-        levels = sandbox.levels_payload(time.monotonic())
-        payloads = sandbox.policy_payload(), sandbox.pairs_payload(), levels
-        worker.tell(message, payloads, [listener.socket.fileno() for listener in sandbox.listeners])
-        if sandbox.standing != NOTHING:
-            worker.tell(Stand(sandbox=sandbox.id), (sandbox.standing_payload(),))
-
-    def _give_shared(self, worker: Worker, shared: SharedListeners) -> None:
-        if shared.id in worker.given:
-            return
-        worker.given.add(shared.id)
-        specs = tuple(listener.spec for listener in shared.listeners)
-        worker.tell(
-            Share(share=shared.id, interface=shared.interface, listeners=specs),
-            descriptors=[listener.socket.fileno() for listener in shared.listeners],
-        )
 
     def _tell(self, message: BaseModel, what: str, payloads: Sequence[bytes] = ()) -> None:
         """Tell every worker of the post; one that cannot be told is ended."""
@@ -456,15 +419,6 @@ class Post:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-async def within(future: asyncio.Future[None], complaint: str, seconds: float = _START_TIMEOUT) -> None:
-    """Return once it is done; raises WorkerFailed with the complaint after `seconds`, or as the future does."""
-    try:
-        async with asyncio.timeout(seconds):
-            await asyncio.shield(future)
-    except TimeoutError:
-        raise WorkerFailed(complaint) from None
 
 
 def _portions(ids: Iterable[str]) -> list[tuple[str, ...]]:

@@ -20,15 +20,22 @@ from pydantic import BaseModel
 from egressd.control.ca import Authority, issue_worker_intermediate
 from egressd.control.host import local_addresses, may_become
 from egressd.control.process import WorkerProcess
+from egressd.control.sandboxes import SandboxState
+from egressd.control.sources import SharedListeners
 from egressd.credentials.providers.base import read_file
 from egressd.gate.channel import Channel, ChannelBroken, sealed
-from egressd.gate.messages import Configure, Identity, Renew
+from egressd.gate.messages import Configure, Identity, Renew, Serve, Share, Stand
 from egressd.gate.settings import Settings
+from egressd.gate.standing import NOTHING
 
 WORKER_UID: Final = 1337
 """The uid and gid a worker takes when control is root; no sandbox may have it."""
 _RENEW_BEFORE: Final = 12 * 3600.0
 """Seconds before the end of an intermediate's day at which the worker gets the next."""
+
+
+_PATIENCE: Final = 20.0
+"""Seconds in which a sound worker does what it is told, on a machine that has much else to do."""
 
 
 class WorkerFailed(Exception):
@@ -129,6 +136,41 @@ class Outfit:
         with sealed_copies(*payloads) as fds:
             worker.channel.send(message, fds)
 
+    def give(self, worker: Worker, sandbox: SandboxState) -> None:
+        """Hand a worker a sandbox; raises OSError."""
+        worker.given.add(sandbox.id)
+        if sandbox.root not in worker.renew_at:
+            self.renew(worker, sandbox.root)
+        message = Serve(
+            sandbox=sandbox.id,
+            labels=sandbox.labels,
+            traceparent=sandbox.traceparent,
+            listeners=tuple(listener.spec for listener in sandbox.listeners),
+            placeholders=sandbox.placeholders,
+            token=sandbox.token,
+            source=sandbox.source,
+            interface=sandbox.interface,
+            answers=sandbox.answers,
+            own=sandbox.own,
+            root=sandbox.root,
+        )
+        levels = sandbox.levels_payload(time.monotonic())
+        payloads = sandbox.policy_payload(), sandbox.pairs_payload(), levels
+        worker.tell(message, payloads, [listener.socket.fileno() for listener in sandbox.listeners])
+        if sandbox.standing != NOTHING:
+            worker.tell(Stand(sandbox=sandbox.id), (sandbox.standing_payload(),))
+
+    def share(self, worker: Worker, shared: SharedListeners) -> None:
+        """Hand a worker shared listeners, once; raises OSError."""
+        if shared.id in worker.given:
+            return
+        worker.given.add(shared.id)
+        specs = tuple(listener.spec for listener in shared.listeners)
+        worker.tell(
+            Share(share=shared.id, interface=shared.interface, listeners=specs),
+            descriptors=[listener.socket.fileno() for listener in shared.listeners],
+        )
+
     def renew(self, worker: Worker, root: str) -> None:
         """Give a worker its next intermediate of a root, or its first; raises OSError, KeyError for one that is forgotten."""
         before = worker.renew_at.get(root)
@@ -167,3 +209,12 @@ def sealed_copies(*payloads: bytes) -> Iterator[list[int]]:
     finally:
         for fd in fds:
             os.close(fd)
+
+
+async def within(future: asyncio.Future[None], complaint: str, seconds: float = _PATIENCE) -> None:
+    """Return once it is done; raises WorkerFailed with the complaint after `seconds`, or as the future does."""
+    try:
+        async with asyncio.timeout(seconds):
+            await asyncio.shield(future)
+    except TimeoutError:
+        raise WorkerFailed(complaint) from None
