@@ -25,6 +25,7 @@ UNSIGNED_LIMIT: Final = 5000
 """Lines without a head behind them that control, which signs every thousand, never leaves."""
 
 _WAITING_LIMIT = 100_000
+_TORN_LIMIT = 100
 _SHAPE = re.compile(
     rb'\{"time":"[^"\\]{20,40}","schema":1,"seq":(\d{1,16}),"event":"(decision|end|lost|sandbox|policy|alert)",[ -~]*'
     rb',"prev":"([0-9a-f]{64})"\}\Z'
@@ -123,6 +124,10 @@ class Verification:
         read = _read(line, place)
         if read is None:
             self._torn.append((line, place))
+            if len(self._torn) > _TORN_LIMIT:  # no crash leaves so much
+                for _, where in self._torn:
+                    self.outcome.find("foreign", where, "no record")
+                self._torn.clear()
             return
         if self._torn:
             self._judge_torn(read)
