@@ -22,7 +22,6 @@ from egressd.gate.messages import Petition, Petitioned, Plea, Redeem, Redeemed
 from egressd.policy.attempt import ConnectionAttempt, RequestAttempt
 from egressd.policy.grants import WEBSOCKET
 from egressd.policy.names import format_host
-from egressd.policy.reasons import Reason
 
 TIMEOUT: Final = 3.0
 """Seconds that control may take to answer."""
@@ -201,7 +200,3 @@ def _fields(
 def _complain(error: Exception) -> None:
     kind = type(error).__name__
     print(f"egressd: worker: people could not be asked: {kind}", file=sys.stderr)  # noqa: T201 -- stderr is talk
-
-
-LATER: Final = Reason.RATE_LIMITED
-"""Why a sandbox that asks too often is not heard."""

@@ -22,6 +22,8 @@ from egressd.policy.grants import Grant, Scope
 WAITING_SANDBOX: Final = 20
 WAITING: Final = 1_000
 """Questions that wait for people, of one sandbox and in all; more are not taken."""
+HEARD_SANDBOX: Final = (200, 10.0)
+"""Questions of one sandbox that are looked at, repetitions too, and in how many seconds: more than a sound worker sends."""
 FRESH_SANDBOX: Final = (30, 600.0)
 FRESH: Final = (600, 600.0)
 """New questions of one sandbox and in all, and in how many seconds."""
@@ -130,9 +132,14 @@ class Book:
         self._known: dict[tuple[str, ...], Item] = {}
         self._waiting: Counter[str] = Counter()
         self._fresh: dict[str, TokenBucket] = {}
+        self._heard: dict[str, TokenBucket] = {}
         self._all = TokenBucket(*FRESH)
 
     # asking
+
+    def hears(self, sandbox: str, now: Moment) -> bool:
+        """Whether one more question of a sandbox is looked at now."""
+        return self._heard.setdefault(sandbox, TokenBucket(*HEARD_SANDBOX)).take(now.steady)
 
     def known(self, subject: Subject, policy: str, now: Moment) -> Item | None:
         """Return the question that this one repeats: it waits, or was refused a while ago under the same rules."""
@@ -282,6 +289,7 @@ class Book:
     def leave(self, sandbox: str) -> None:
         """Forget how often a sandbox that has gone has asked."""
         self._fresh.pop(sandbox, None)
+        self._heard.pop(sandbox, None)
 
     def waiting(self) -> Iterable[Item]:
         """Return the questions that wait, oldest first."""

@@ -115,6 +115,8 @@ class Office:
         try:
             if isinstance(message, Redeem):
                 return Redeemed(ticket=message.ticket, ok=self._redeem(message, sandbox))
+            if not self.book.hears(sandbox.id, self.now):
+                return Petitioned(ticket=message.ticket, state="refused", detail=_NOT_NOW)
             policy = await self._policy(sandbox)
             if isinstance(message, Plea):
                 found = self._pleaded(message, policy)
@@ -154,7 +156,7 @@ class Office:
         item = self.book.known(subject, case.policy, now)
         if item is not None:
             self.book.repeat(item, words, now)
-            self._changed(sandbox.id)
+            self.serial += 1
             state = "denied" if item.state == "denied" else "waiting"
             return Petitioned.model_validate({"ticket": 0, "state": state, "approval": item.id})
         full = self.book.room(sandbox.id, asker, now)

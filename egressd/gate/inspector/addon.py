@@ -138,11 +138,13 @@ class PolicyAddon:
         return sandbox.revoked or (row is not None and row.state != "waiting")
 
     def _leads_there(self) -> bool:
-        """Whether a connection that was made before anybody allowed it leads to its host by itself.
+        """Whether a connection leads to its host by itself, though it was made before anybody allowed it.
 
         One to an address where many names lead is begun anew, as is one that was answered in HTTP/2 without its server.
         """
         connection = self.connection
+        if connection.decision.allowed:
+            return True
         return connection.destination.proved == connection.host and connection.alpn != "h2"
 
     async def _plead(self, flow: http.HTTPFlow, exchange: Exchange, decision: Decision, plea: Plea) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from egressd.control.approvals.book import (
     FRESH_SANDBOX,
+    HEARD_SANDBOX,
     LIFE,
     PATIENCE,
     REFUSED,
@@ -287,6 +288,22 @@ def test_floods_are_held_off_for_each_sandbox_by_itself() -> None:
             for n in range(WAITING_SANDBOX)
         ]
         assert more.count("waiting") == FRESH_SANDBOX[0] - WAITING_SANDBOX
+
+    play(scene)
+
+
+def test_a_worker_that_asks_without_end_is_not_looked_at() -> None:
+    async def scene(world: World) -> None:
+        item = await world.item()
+        for _ in range(HEARD_SANDBOX[0] - 1):
+            await world.petition()
+        assert item.count == HEARD_SANDBOX[0]
+        assert (await world.petition()).state == "refused"
+        assert item.count == HEARD_SANDBOX[0]
+        assert world.floor.stood == [BOX]  # nothing new was to be told
+        assert (await world.petition(box=OTHER)).state == "waiting"
+        world.passes(HEARD_SANDBOX[1])
+        assert (await world.petition()).state == "waiting"
 
     play(scene)
 
