@@ -85,14 +85,14 @@ WORKER: tuple[str, ...] = (
 """Parts of a worker, as module:attribute where it is used; the number is the place in this list."""
 CONTROL: tuple[str, ...] = (
     "egressd.journal.writer:Journal.append",
-    "egressd.journal.sinks:FileSink.write",
+    "egressd.journal.file_sink:FileSink.write",
     "egressd.journal.ledger:Ledger.feed",
     "egressd.control.sandboxes:SandboxState.keep_pair",
     "egressd.control.sandboxes:SandboxState.policy_payload",
     "egressd.control.worker:issue_worker_intermediate",
     "egressd.control.worker:local_addresses",
     "egressd.control.worker:sealed",
-    "egressd.control.rulebook:load_rules",
+    "egressd.control.rulebook:load_source",
 )
 _NONE = 99
 _START = f"import runpy, sys; sys.argv[:1] = [{__file__!r}, '--worker']; runpy.run_path({__file__!r}, run_name='__main__')"

@@ -115,7 +115,7 @@ def test_a_part_of_control_fails(once: Arena, ruined: Broken, part: str) -> None
         tries = ALONE
         os.kill(worker_of(control), signal.SIGKILL)  # they are used for the next one
         until(lambda: ruined.said(part), 10, "the part's use")
-    elif part.endswith("load_rules"):
+    elif part.endswith("load_source"):
         ruined.stand.profile.write_text(RULES + "\n")
         until(lambda: ruined.said(part), 10, "the part's use")
     said = ruined.driver.run(tries, 30)
