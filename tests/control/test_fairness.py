@@ -66,6 +66,7 @@ async def waits(box: Box, seconds: float = 1.5, least: int = 20) -> list[float]:
         assert (await box.get(seconds=PATIENCE))[0] == 200
         assert await box.name("api.example.com", seconds=PATIENCE) == "198.18.1.0"
         found.append((time.monotonic() - began) * 1000)
+        await asyncio.sleep(0.02)  # it stays within its own budget, however fast the machine is
     return sorted(found)
 
 
@@ -99,7 +100,7 @@ def test_one_that_connects_as_fast_as_it_can_does_not_hold_the_worker_for_anothe
         await until(lambda: refused(made, taker, "rate_limited"), "the word of its refusal")
         assert not refused(made, other)
 
-    play(tmp_path, scenario, settings=Settings(new_connections_per_second=20))
+    play(tmp_path, scenario, settings=Settings(new_connections_per_second=100))
 
 
 @pytest.mark.timeout(300)

@@ -31,6 +31,8 @@ PLAIN = """  - id: plain
 MANY = [50, pytest.param(500, marks=[pytest.mark.soak, pytest.mark.timeout(900)])]
 RATE = 20.0
 """Sandboxes a second that are made, on a machine that does nothing else."""
+AT_ONCE = 12
+"""How many `egressd run` make their namespaces at a time; each waits for the kernel more than it works."""
 GONE_WITHIN = 5.0
 SLACK = 4
 """Descriptors that have nothing to do with sandboxes: the watch of the rule files begins late."""
@@ -109,7 +111,7 @@ def test_many_namespaces(served: Daemon, count: int, record_property: Any) -> No
     script = ": < gate; curl -s -w '%{http_code} ' "
     script += "-o /dev/null http://www.lab-origin.com/echo -o /dev/null http://pastebin.com/ >> statuses; sleep 1000"
     argv = [
-        sys.executable, "-P", str(PROGRAMS / "many_runs.py"), str(stand.config), str(count), "6", "--", "sh", "-c", script,
+        sys.executable, "-P", str(PROGRAMS / "many_runs.py"), str(stand.config), str(count), str(AT_ONCE), "--", "sh", "-c", script,
     ]  # fmt: skip
     process = stand.lab.popen_host(
         argv, cwd=str(stand.workspace), stdin=subprocess.DEVNULL,
