@@ -110,9 +110,8 @@ def test_many_namespaces(served: Daemon, count: int, record_property: Any) -> No
     gate.chmod(0o666)
     script = ": < gate; curl -s -w '%{http_code} ' "
     script += "-o /dev/null http://www.lab-origin.com/echo -o /dev/null http://pastebin.com/ >> statuses; sleep 1000"
-    argv = [
-        sys.executable, "-P", str(PROGRAMS / "many_runs.py"), str(stand.config), str(count), str(AT_ONCE), "--", "sh", "-c", script,
-    ]  # fmt: skip
+    program, command = str(PROGRAMS / "many_runs.py"), ["sh", "-c", script]
+    argv = [sys.executable, "-P", program, str(stand.config), str(count), str(AT_ONCE), "--", *command]
     process = stand.lab.popen_host(
         argv, cwd=str(stand.workspace), stdin=subprocess.DEVNULL,
         env=clean_env(stand.lab, trust=False) | {"PYTHONPATH": str(Path(__file__).parents[2])},
