@@ -32,6 +32,9 @@ dns:
 {more}"""
 
 
+_APART = ("head", "journal", "alert")
+
+
 class Stand:
     """One installation of egressd in a lab, in a private folder that is removed by `close`.
 
@@ -131,11 +134,15 @@ class Stand:
         )
 
     def records(self, **wanted: object) -> list[dict[str, Any]]:
-        """Return the journal's records in order, those that have all the given fields."""
+        """Return the journal's records in order, those that have all the given fields.
+
+        What a journal says of itself, at moments of its own, and alerts are left out where no `event` is wanted.
+        """
         return [
             record
             for record in self._lines()
-            if all(record.get(name) == value for name, value in wanted.items())
+            if ("event" in wanted or record["event"] not in _APART)
+            and all(record.get(name) == value for name, value in wanted.items())
         ]
 
     def attempts(self) -> list[dict[str, Any]]:
