@@ -28,7 +28,8 @@ from egressd.policy.requests import is_carried
 if TYPE_CHECKING:
     from egressd.policy.compile import CompiledPolicy
 
-ID = r"^gnt-[0-9a-f]{16}$"
+PREFIX = "gnt-"
+ID = rf"^{PREFIX}[0-9a-f]{{16}}$"
 PLACE = "approval"
 """Stands for the place of a rule that no file holds."""
 WEBSOCKET = "WEBSOCKET"

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from egressd.policy.attempt import Attempt, Decision, RequestAttempt
 from egressd.policy.compile import CompiledPolicy
+from egressd.policy.grants import PREFIX as GRANT_PREFIX
 from egressd.policy.reasons import Reason
 from egressd.rulefiles.claims import judge
 from egressd.rulefiles.recorded import Recorded, Unplayable, read_recorded, readings, request_text
@@ -214,13 +215,20 @@ def _verdict_by_rules(recorded: Recorded) -> str:
     """What the rules said, where a limit or an approval had the last word."""
     if recorded.reason in _LIMITS:
         return "allow"
-    return "ask" if recorded.reason == Reason.GRANT else recorded.verdict
+    if recorded.reason == Reason.GRANT:
+        return "deny" if _is_alone(recorded) else "ask"
+    return recorded.verdict
+
+
+def _is_alone(recorded: Recorded) -> bool:
+    """Whether an approval allowed what no rule speaks of: then it is the rule that is named."""
+    return recorded.reason == Reason.GRANT and (recorded.rule or "").startswith(GRANT_PREFIX)
 
 
 def _is_as_recorded(decision: Decision, recorded: Recorded) -> bool:
     rule = decision.entry.id if decision.entry is not None else None
     return decision.verdict == _verdict_by_rules(recorded) and (
-        recorded.rule is None or rule == recorded.rule
+        recorded.rule is None or _is_alone(recorded) or rule == recorded.rule
     )
 
 

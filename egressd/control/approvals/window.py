@@ -22,6 +22,8 @@ from egressd.control.estate import StateError
 from egressd.control.voice import say
 
 _MARK: Final = "-run-"
+_LATER: Final = 1.0
+"""Seconds after which a command is one that somebody may be asked about."""
 _SETTLED: Final = 60.0
 """Seconds after which a socket that nobody listens at is one that was left."""
 
@@ -56,6 +58,7 @@ async def serve_alone(config: Config, sandbox: str, office: Office, *, asks: boo
     """Serve until cancelled. Where there can be no socket nobody can approve: told if the rules ask, and the run goes on."""
     path = place_of(config.control_socket, sandbox)
     _sweep(config.control_socket)
+    await asyncio.sleep(_LATER)  # a short command does not wait for what it has no use for
     # aiohttp takes a tenth of a second to import, in which control would answer nobody.
     module = await asyncio.to_thread(importlib.import_module, "egressd.control.api_server")
     server = module.ApiServer()
