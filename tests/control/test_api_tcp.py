@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from egressd.control.api_server import ApiServer
+from egressd.control.approvals.people import People, PeopleFile
 from egressd.control.config_file import ApiSection, ApiTokenSection
 from egressd.control.estate import StateError
 from egressd.control.roster import Wanted
@@ -231,3 +232,37 @@ def test_what_cannot_be_used_stops_the_start_without_its_content(
     with pytest.raises(StateError, match=said) as caught:
         run(scene, nothing)
     assert TOKEN not in str(caught.value)
+
+
+def test_an_approver_is_whom_his_certificate_names(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, token=False, client_ca=True)
+    people = {
+        "schema": 1,
+        "people": {"alice": {"certificate": "alice@example.com"}, "bob": {"certificate": "bob"}},
+    }
+    scene.house.approvals.people = People(PeopleFile.model_validate(people))
+
+    async def call(name: str, method: str, path: str, body: object) -> tuple[int, dict[str, str]]:
+        context = ssl.create_default_context(cafile=str(scene.ours.file))
+        context.load_cert_chain(*scene.ours.issue(name))
+        url = f"https://127.0.0.1:{scene.port}{path}"
+        async with (
+            aiohttp.ClientSession() as session,
+            session.request(method, url, ssl=context, json=body) as response,
+        ):
+            return response.status, await response.json()
+
+    async def body(scene: Scene) -> None:
+        life = await scene.house.roster.create(Wanted("lab", "explicit"))
+        wanted = {"sandbox": life.id, "request": "GET https://new.example.com/page"}
+        status, asked = await call("alice@example.com", "POST", "/v1/approvals", wanted)
+        assert status == 201
+        said = {"scope": "request", "length": "once", "policy": asked["policy"]}
+        for name, known in (("alice@example.com", "alice ("), ("mallory", "127.0.0.1 as 'mallory'")):
+            status, made = await call(name, "POST", f"/v1/approvals/{asked['id']}/approve", said)
+            assert (status, made["by"].startswith(known)) == (200, True)
+            status, asked = await call(
+                name, "POST", "/v1/approvals", wanted | {"request": "GET https://other.example.com/"}
+            )
+
+    run(scene, body)
